@@ -5,8 +5,6 @@ median of the whole request, what of it the database takes, and the request's ra
 trajectories, measured in turns. DATABASE_URL chooses PostgreSQL.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import statistics

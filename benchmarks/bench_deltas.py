@@ -5,8 +5,6 @@ renders the small conversation without and with each step's messages, and encode
 nobody asked for yet. Prints figures and ratios of one run; asserts counts and sizes, no time.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path

@@ -10,8 +10,6 @@ The database is that of ``DATABASE_URL``; SQLite, with its one writer, without i
 the arrays into segments.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

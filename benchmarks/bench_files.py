@@ -1,7 +1,5 @@
 """What a worker's first use of a tokenizer from the bucket takes beyond loading its files. Printed."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path

@@ -6,8 +6,6 @@
 difference in float64.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

@@ -10,8 +10,6 @@ run adds to its work (further steps, requests and completions that cross the pip
 an upper bound, because an engine that has nothing to do does not count.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """What it costs that a tokenizer runs in a process of its own: time of a text, memory here and there. Printed."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

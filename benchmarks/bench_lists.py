@@ -5,8 +5,6 @@
 ``BENCH_TRAJECTORIES`` says how many the run has. Queries are asserted, times are printed.
 """
 
-from __future__ import annotations
-
 import os
 import statistics
 import time

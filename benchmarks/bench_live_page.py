@@ -8,8 +8,6 @@ it is printed for each second and browser; what they add to the engine's own wor
 seconds of its thread. Neither shows what the engine would wait for the web server on a machine without a free core.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

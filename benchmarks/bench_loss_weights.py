@@ -6,8 +6,6 @@
 of the difference of both log-probabilities of each row: what any rule has to compute at least.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

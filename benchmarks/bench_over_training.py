@@ -7,8 +7,6 @@ of one step are counted as in work, and stand for all steps. Then rows with both
 pushed in parts of several sizes to that large run. Times are those of the processor: another program may use it too.
 """
 
-from __future__ import annotations
-
 import gzip
 import importlib
 import json

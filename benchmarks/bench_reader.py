@@ -7,8 +7,6 @@ of one thread: of the server's, or of the page's in Chromium. Other programs cha
 The page with a span per token is written by a Django template on the same server, from the same row.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the recorder adds to a call: medians against direct calls to the same local server, in turn, in one run."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import statistics

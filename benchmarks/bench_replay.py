@@ -7,8 +7,6 @@ Beside the wall clock stands computing time, of this process and of the sandbox 
 other things run stretches the one and not the other.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path

@@ -4,8 +4,6 @@ Seconds of imports are processor seconds of all threads, here and in the process
 the clock, in turn, and the median is printed: a read of a segment waits for nothing but this processor.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence

@@ -5,8 +5,6 @@ comparison that encodes nothing stands beside GNU diff alone. *First* is a page 
 tokenizer yet. Prints figures of one run; asserts no time.
 """
 
-from __future__ import annotations
-
 import subprocess
 import time
 from collections.abc import Callable

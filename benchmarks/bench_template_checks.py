@@ -1,7 +1,5 @@
 """The chat-template lab: one check, all checks, repairs and generation tags, each against one pass of plain renders."""
 
-from __future__ import annotations
-
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

@@ -3,8 +3,6 @@
 Prints ratios and sizes of one run; asserts no time.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path

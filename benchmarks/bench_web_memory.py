@@ -6,8 +6,6 @@ A server of its own is started. The first tenth of the requests fills what is ke
 byte tables, caches with a bound. The growth from there on is what counts; the goal is 64 MB for all processes together.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import tempfile

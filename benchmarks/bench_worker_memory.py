@@ -1,7 +1,5 @@
 """Fifty runs through one worker: what its processes hold in memory. Megabytes, printed."""
 
-from __future__ import annotations
-
 import gc
 import os
 from collections import Counter

@@ -1,7 +1,5 @@
 """What the benchmarks ask of an engine in its own process, by ``EngineOwner.call``: nothing here needs Django."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path

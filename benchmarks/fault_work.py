@@ -1,7 +1,5 @@
 """The work that bench_faults.py disturbs: how each kind is asked for, when it has ended, whether it is right."""
 
-from __future__ import annotations
-
 import hashlib
 import http.client
 import json

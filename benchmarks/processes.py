@@ -1,7 +1,5 @@
 """The processes of a worker and what each costs, by what they are (Linux; elsewhere the worker's own alone)."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Callable

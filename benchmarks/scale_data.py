@@ -4,8 +4,6 @@ Lists read no arrays, so only the trajectories whose pages are opened have token
 here: few runs hold most trajectories, few kinds most findings, and a rare stop reason or kind stands in a handful.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

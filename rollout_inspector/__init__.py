@@ -3,8 +3,6 @@
 ``rollout_inspector.open(place)`` opens files where they lie, or a server (docs/open.md).
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import Any
 

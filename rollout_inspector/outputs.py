@@ -4,8 +4,6 @@ Each text of a command, of the pytest plugin and of the client goes through :fun
 valid inside a string of JSON, so that reports of programs go through it too.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import secrets

@@ -4,8 +4,6 @@ A sentence knows no door. It names no button, option or field, because pages, AP
 Each door has a table that words every remedy as its own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from enum import StrEnum
 

@@ -61,7 +61,7 @@ def warm_tokenizers() -> Iterator[None]:
     real = LoadedTokenizer.close
     demo = ROOT / "rollouts" / "sampling" / "demo_policy"
 
-    def close(tokenizer: LoadedTokenizer) -> None:
+    def close(tokenizer: Any) -> None:
         folder = tokenizer.path
         if demo not in folder.parents and folder.parts[-3:-1] != ("corpus", "tokenizers"):
             real(tokenizer)

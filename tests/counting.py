@@ -1,7 +1,5 @@
 """Work counted in place of time: the same on every machine."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from types import FrameType

@@ -1,7 +1,5 @@
 """Kills real workers in the middle of their work, and makes the time pass that others wait before they take it up."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

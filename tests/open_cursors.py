@@ -3,8 +3,6 @@
 SQLite refuses such a write at once, without waiting, where somebody else has written since the cursor was opened.
 """
 
-from __future__ import annotations
-
 import threading
 import traceback
 import weakref

@@ -1,7 +1,5 @@
 """Users with a role in a project."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from django.contrib.auth import get_user_model

@@ -1,7 +1,5 @@
 """The benchmarks run by hand. So what they import is tried here, and the one of lists runs with a small run."""
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

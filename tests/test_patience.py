@@ -1,7 +1,5 @@
 """No test races the clock: it waits for a condition, as long as only a fault lasts, and chooses no free port."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

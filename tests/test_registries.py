@@ -1,7 +1,5 @@
 """The registries hold every fact: a fake engine, format, strategy and finding kind, added there alone, are at work."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import importlib.util

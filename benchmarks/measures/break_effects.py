@@ -4,8 +4,6 @@ A policy draws one token after a prefix, and the reward depends on that token al
 Each trial is what ``break_effect`` computes: n pairs with one seed, the difference and its 95 % interval.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

@@ -1,7 +1,5 @@
 """Faults between and inside engine calls, planted by the definitions of the kinds. Each notes where it begins."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Callable, Sequence

@@ -4,8 +4,6 @@ The damage of the gallery over the last layers of the demo policy against that o
 output layer against those over all parameters; and the time of one long row with a finding.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -1,7 +1,5 @@
 """How many planted faults the diagnosis finds: ``python -m benchmarks.measures.faults [--quick] [--seed N]``."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import random

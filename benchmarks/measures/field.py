@@ -1,7 +1,5 @@
 """What the check says of public bug reports: ``python -m benchmarks.measures.field [--write docs/field.md]``."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections import Counter

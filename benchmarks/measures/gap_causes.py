@@ -5,8 +5,6 @@ states of the demo policy on its rows are computed once, and each case makes its
 moved or rounded last layer, disturbed states, another temperature, or a column that is damaged afterwards.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

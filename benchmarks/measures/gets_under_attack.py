@@ -9,8 +9,6 @@ With ``--team`` the server runs in team mode, and the attack is that of a member
 project holds must be the same afterwards, and the attacker must see nothing of it.
 """
 
-from __future__ import annotations
-
 import argparse
 import http.client
 import importlib

@@ -1,7 +1,5 @@
 """Tokenizers and chat templates of the corpus, and what each template can write."""
 
-from __future__ import annotations
-
 import json
 import os
 import tempfile

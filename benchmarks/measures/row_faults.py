@@ -1,7 +1,5 @@
 """Faults of training rows, planted in rows whose every token's writer is known."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

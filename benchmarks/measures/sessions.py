@@ -1,7 +1,5 @@
 """Sessions of a model that calls tools, recorded token by token as an engine and a careful harness would."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -1,7 +1,5 @@
 """The API: its operations, its schema, and the one way in which it refuses."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import cache
 from typing import Any

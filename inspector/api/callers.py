@@ -1,7 +1,5 @@
 """Who calls the API: a program with a token, or the browser of a user; what they may do, and how often."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from django.conf import settings

@@ -1,7 +1,5 @@
 """The comments on a trajectory: listed, written, edited, resolved, reopened, deleted."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from django.http import HttpRequest, HttpResponse

@@ -1,7 +1,5 @@
 """Work that is asked for: launch, import, export, diagnosis and replay of a run; and the jobs that do it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar

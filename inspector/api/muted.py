@@ -1,7 +1,5 @@
 """The kinds of findings that a project knows: which are muted in a run; muted and taken back."""
 
-from __future__ import annotations
-
 from django.http import HttpRequest, HttpResponse
 from ninja import Path, Router
 

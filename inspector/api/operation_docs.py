@@ -1,7 +1,5 @@
 """What the schema says of an operation beside its parameters: its answers, its errors and its kinds of content."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """A trainer makes a run and pushes trajectories, with an API key: what API v1 and the older addresses do."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 import threading

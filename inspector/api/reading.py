@@ -1,7 +1,5 @@
 """What the pages of a trajectory tell beside its tokens: its lanes, how a reply was read, a file of it, and *seen*."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The remedies of refusals, in the words of the API: fields of bodies and addresses."""
 
-from __future__ import annotations
-
 from rollout_inspector.refusal import Remedy, Words
 
 WORDS: Words = {

@@ -1,7 +1,5 @@
 """What the API shows of a run and of a job."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from typing import Any
 

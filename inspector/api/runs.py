@@ -1,7 +1,5 @@
 """Runs: listed, read, cancelled, resumed, deleted; their figures, trajectories and findings."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse

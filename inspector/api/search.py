@@ -1,7 +1,5 @@
 """Searches: runs and trajectories by a name, and places in tokens, findings and metadata."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, Literal
 

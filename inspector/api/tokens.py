@@ -1,7 +1,5 @@
 """Token columns: a window of a row or of a step's stream, as JSON or as an Arrow IPC stream."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A run by the step of its trainer: the values of its pages *Over training*, *Alarms*, *Gap* and *Columns*."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 from django.http import HttpRequest, HttpResponse

@@ -1,7 +1,5 @@
 """One trajectory: its steps, its findings, its rows as stored, and its rows as every strategy makes them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Addresses of the API, of its schema, and of the page that shows the schema."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from functools import wraps

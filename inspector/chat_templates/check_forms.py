@@ -1,7 +1,5 @@
 """The form of a template check."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """What the page of a check draws: the verdict in words, the probes by purpose, the lines that decided."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress

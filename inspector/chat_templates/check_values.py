@@ -1,7 +1,5 @@
 """A chat-template check as pages show it, and the question that follows from a run or a finding."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """`/templates/matrix` and `/templates/compare`: all templates in a table, and two templates side by side."""
 
-from __future__ import annotations
-
 from typing import Any
 from urllib.parse import urlencode
 

@@ -1,7 +1,5 @@
 """The repair of a chat template as a page shows it: patches and the renders that they change, or why there is none."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

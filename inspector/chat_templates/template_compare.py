@@ -1,7 +1,5 @@
 """Two chat templates side by side: the change of the text, and what changes in the render of each probe."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """All registered tokenizers against all probes: the cells, the missing checks, and the same as CSV."""
 
-from __future__ import annotations
-
 import csv
 import io
 import itertools

@@ -1,7 +1,5 @@
 """Makes a checked folder from an uploaded tokenizer.json or zip."""
 
-from __future__ import annotations
-
 import tempfile
 import zipfile
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Chat-template checks: ask for a check, read its verdict, download its repair."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

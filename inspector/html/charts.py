@@ -3,8 +3,6 @@
 Each coordinate is text with two decimals, because Django localizes numbers in templates, which is slow for many bars.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

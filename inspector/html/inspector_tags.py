@@ -1,7 +1,5 @@
 """How every page writes numbers, times, states and links."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime

@@ -3,8 +3,6 @@
 A link of a hostile text leads to http or https, and is text otherwise. No picture is fetched from an address.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """What differs between two sides as HTML: all of a comparison, or a finding with a box for each token."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import numpy as np

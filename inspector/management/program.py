@@ -1,7 +1,5 @@
 """Runs a command of Django or of ours, and says in a sentence what stopped it."""
 
-from __future__ import annotations
-
 import os
 import select
 import signal

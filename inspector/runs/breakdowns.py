@@ -1,7 +1,5 @@
 """The findings and the ends of a run by kind: lines that filter its list when they are pressed."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass
 

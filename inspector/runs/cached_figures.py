@@ -1,7 +1,5 @@
 """The figures of a run for its pages: stored, counted now, or kept in the cache for a large run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import TypeVar
 

@@ -1,7 +1,5 @@
 """`/runs/change`: rename, tag, untag or delete several runs. The page names each of them before anything goes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from django.contrib import messages

@@ -1,7 +1,5 @@
 """`/runs/compare?run=CODE&run=CODE`: up to six runs side by side, and their training steps on the same axes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any

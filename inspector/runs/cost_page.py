@@ -1,7 +1,5 @@
 """`/runs/<code>/cost`: what the findings of a run cost, by kind, by step and along the run; and other strategies."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from typing import Any
 

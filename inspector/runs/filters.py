@@ -1,7 +1,5 @@
 """The filter, order and columns of a run's list: read from an address or a search box, written to an address."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Self

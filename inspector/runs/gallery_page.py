@@ -1,7 +1,5 @@
 """`/gallery`: what each kind of finding looks like, and trees of calls; `/help/findings`: what each of them means."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache

@@ -1,7 +1,5 @@
 """`/runs/<code>/groups/<key>`: the trajectories of one prompt beside each other, by reward."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode

@@ -1,7 +1,5 @@
 """What every loss makes of the tokens of a run, a section of its page *Gap*: from the sums that a worker made."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime

@@ -1,7 +1,5 @@
 """How far a run is, and why it makes no progress."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import datetime
 

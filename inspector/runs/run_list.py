@@ -1,7 +1,5 @@
 """A run as a line of the list of runs: how grave its findings are, and the cause that stands first."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """The page of a run: all of it, or the list of jobs alone."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A run as pages and the API show it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Self

@@ -1,7 +1,5 @@
 """The cost of a whole run under every strategy, from the figures that a worker added up."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any

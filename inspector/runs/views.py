@@ -1,7 +1,5 @@
 """`/`, `/runs/<code>` and what can be done to a run."""
 
-from __future__ import annotations
-
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render

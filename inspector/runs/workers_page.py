@@ -1,7 +1,5 @@
 """Workers: the queues that they serve, their load, and the tasks that wait."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any

@@ -1,7 +1,5 @@
 """`/docs/`: the pages of the folder `docs`, drawn. Nobody has to log in to read them, as it is with the help."""
 
-from __future__ import annotations
-
 import posixpath
 import re
 from dataclasses import dataclass

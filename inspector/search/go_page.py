@@ -1,7 +1,5 @@
 """`/go`: runs, trajectories, pages and docs by name. Ctrl-K opens it in a dialog, which asks for the list alone."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 

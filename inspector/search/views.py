@@ -1,7 +1,5 @@
 """The pages that search, part by part: the first part is in the page, and the page asks for the others."""
 
-from __future__ import annotations
-
 from typing import Any
 from urllib.parse import urlencode
 

@@ -4,8 +4,6 @@ Without a role, the command line of process 1 says which one it is. A process li
 another one is missing: a web server without workers, and a worker that waits for the database.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -1,7 +1,5 @@
 """Connections to clients, which measure how long a client keeps a thread waiting."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import select

@@ -3,8 +3,6 @@
 Each writes an entry of one Redis hash once a minute, as workers do with their load. `manage.py doctor` compares them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import logging

@@ -1,7 +1,5 @@
 """The folder in which the processes of one web server count requests; claimed before prometheus_client is imported."""
 
-from __future__ import annotations
-
 import fcntl
 import io
 import itertools

@@ -1,7 +1,5 @@
 """`/metrics`: the state of the system for Prometheus."""
 
-from __future__ import annotations
-
 from django.conf import settings
 from django.contrib.auth.decorators import login_not_required
 from django.http import Http404, HttpRequest, HttpResponse

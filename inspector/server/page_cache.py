@@ -3,8 +3,6 @@
 Whoever reaches Redis can write there, so Django's own serializer, which reads pickles, is not used.
 """
 
-from __future__ import annotations
-
 import logging
 from functools import partialmethod
 from typing import Any, TypeVar

@@ -4,8 +4,6 @@ The processes of a web server count into mapped files of one folder (the multipr
 that whichever process is asked answers for all of them.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

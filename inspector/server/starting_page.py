@@ -1,7 +1,5 @@
 """What is answered while the web server starts: 503 and when to ask again, and never an empty connection."""
 
-from __future__ import annotations
-
 import json
 import socket
 import threading

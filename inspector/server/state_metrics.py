@@ -1,7 +1,5 @@
 """The state of the system for Prometheus: work that waits, engines, what is stored. It is read when somebody asks."""
 
-from __future__ import annotations
-
 import logging
 import shutil
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """What team mode needs before it may serve other machines. A server that lacks it does not start."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from typing import Any

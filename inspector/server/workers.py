@@ -4,8 +4,6 @@ The page does not know the names of the workers, and a cache cannot list its key
 commands of Celery ask every worker and wait for the answers; a page cannot wait.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """`/account`: one's own roles, password and sessions."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from datetime import datetime

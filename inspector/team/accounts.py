@@ -1,7 +1,5 @@
 """`/accounts`: an admin of the server closes and opens accounts, and says who else is one."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Self

@@ -1,7 +1,5 @@
 """`/audit`: who did what, for admins; also as CSV and as JSON Lines."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """`/tokens`: make, list and revoke the tokens by which programs push, read and launch."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Self, cast

@@ -1,7 +1,5 @@
 """Who may open a page of people: the project of an address, and what only an admin of the server may do."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import wraps
 from typing import Any

@@ -1,7 +1,5 @@
 """`/projects/<code>/alarms`: the limits of a project, and the webhook that is told of its alarms. For its admins."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import datetime
 

@@ -1,7 +1,5 @@
 """`/projects`: the projects, and who is in each of them with which role."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Self

@@ -3,8 +3,6 @@
 An account is found by issuer and subject alone, never by name or email address. docs/decisions/0036 says why.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """What this server asks the provider: one answer of bounded size within seconds, with no redirect, from few threads."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from io import BytesIO

@@ -1,7 +1,5 @@
 """What a share link to some tokens of a trajectory shows: these tokens, and nothing else of the trajectory."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime

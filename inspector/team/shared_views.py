@@ -1,7 +1,5 @@
 """The view that a share link opens: its address, and what it is in words."""
 
-from __future__ import annotations
-
 from django.http import Http404, QueryDict
 from django.urls import reverse
 

@@ -1,7 +1,5 @@
 """`/shares`: make, list and revoke links; `/s/<token>`: open one without a login."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime

@@ -1,7 +1,5 @@
 """`/trajectories/CODE/comments`: write a comment; `.../comments/COMMENT`: go to it, edit, resolve, delete it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

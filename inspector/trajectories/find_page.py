@@ -1,7 +1,5 @@
 """Text in a whole row: every place of it, wherever the page is."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

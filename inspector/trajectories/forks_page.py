@@ -1,7 +1,5 @@
 """What if: the forks of a trajectory, the breaks whose two sides were continued, and the form that asks for more."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the pages of one trajectory share: the first fields of each JSON twin, the header and the tabs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any

@@ -1,7 +1,5 @@
 """The neighbours of a trajectory in its run, under the filter of the list that led to it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from django.http import QueryDict

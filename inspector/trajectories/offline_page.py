@@ -4,8 +4,6 @@ It draws with the templates and the painter of the tokens page. A file holds a l
 is not in it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

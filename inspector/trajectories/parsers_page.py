@@ -3,8 +3,6 @@
 A worker reads (``rollouts.jobs.parser_comparison``). This page draws what it stored.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

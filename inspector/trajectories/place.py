@@ -1,7 +1,5 @@
 """The place that an address of the tokens page names: a row, a view, a lens, a window and a mark."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -3,8 +3,6 @@
 A page shows a few steps. The texts of a page have at most two million characters, and each text gets an equal share.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """`/trajectories/<code>/findings/<n>.py`: a finding as a Python script."""
 
-from __future__ import annotations
-
 from django.http import Http404, HttpRequest, HttpResponse
 
 from inspector.web.access import reads_trajectory

@@ -1,7 +1,5 @@
 """The pages of a trajectory, in the order of their tabs. Addresses, views and the header follow from this list."""
 
-from __future__ import annotations
-
 from inspector.trajectories.compare.compare_page import compare_page
 from inspector.trajectories.compare.deltas_page import deltas_page
 from inspector.trajectories.compare.strategies_page import strategies_page

@@ -1,7 +1,5 @@
 """Addresses of one trajectory: its pages, and its findings as scripts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from django.urls import URLPattern, path

@@ -1,7 +1,5 @@
 """The views of a trajectory: its tokens, one view for each tab of ``tabs.TABS``, and the request of a replay."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterator
 from functools import wraps

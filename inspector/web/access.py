@@ -6,8 +6,6 @@ A role that is too low is answered 403, with the role that is needed and whom to
 changes nothing; a run's link covers its trajectories. A page that makes something asks `chosen_project` where to.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps

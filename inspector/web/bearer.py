@@ -1,7 +1,5 @@
 """The API key that a request carries: one check for pushes and for the API."""
 
-from __future__ import annotations
-
 from django.http import HttpRequest
 
 from inspector.web.access import guessed_too_often

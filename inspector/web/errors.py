@@ -1,7 +1,5 @@
 """Help, and the pages of errors."""
 
-from __future__ import annotations
-
 import sys
 
 from django.contrib.auth.decorators import login_not_required

@@ -1,7 +1,5 @@
 """The forms of importing, registering and sharing."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

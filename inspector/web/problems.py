@@ -1,7 +1,5 @@
 """Errors of the API as problem documents (RFC 9457): one shape, one media type, one plain sentence."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any

@@ -1,7 +1,5 @@
 """The remedies of refusals, in the words of pages."""
 
-from __future__ import annotations
-
 from rollout_inspector.refusal import Remedy, Words
 
 WORDS: Words = {

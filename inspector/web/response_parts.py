@@ -1,7 +1,5 @@
 """A long page that is sent in parts: the browser draws the first ones while the server still writes the others."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Iterable, Iterator
 from gzip import GzipFile

@@ -1,7 +1,5 @@
 """Which sessions an account is logged in with: noted at the login, and every ten minutes of use."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Every page has a JSON twin: a template draws the same value that the twin writes as JSON."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import inspect

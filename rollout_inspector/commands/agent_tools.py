@@ -4,8 +4,6 @@ A line ``* name: ...`` of it describes an argument. A tool returns text: metadat
 a fence where ``content`` asks for it. Errors are :class:`ToolRefused` with a sentence.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping

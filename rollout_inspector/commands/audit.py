@@ -1,7 +1,5 @@
 """Diagnose many files side by side, and write what was found as Parquet."""
 
-from __future__ import annotations
-
 import sys
 import time
 from argparse import ArgumentParser, ArgumentTypeError, Namespace

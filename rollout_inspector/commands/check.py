@@ -1,7 +1,5 @@
 """Check files of rollouts; exit status 0: passed, 1: failed, 2: could not be decided."""
 
-from __future__ import annotations
-
 import sys
 import time
 from argparse import ArgumentParser, Namespace

@@ -1,7 +1,5 @@
 """What an agent reads: metadata on one line, and content of rollouts behind a fence that it cannot close."""
 
-from __future__ import annotations
-
 import json
 import secrets
 from collections.abc import Mapping

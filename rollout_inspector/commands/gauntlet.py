@@ -3,8 +3,6 @@
 A scripted engine stands behind the gateway and a scripted harness before it. See docs/gauntlet.md.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

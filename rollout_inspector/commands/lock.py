@@ -1,7 +1,5 @@
 """Write a lock file: what chat templates are and do today."""
 
-from __future__ import annotations
-
 import os
 from argparse import ArgumentParser, Namespace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The entry point of ``rollout-inspector``: finds a command, reads its module and runs it."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -4,8 +4,6 @@ Over stdio the token comes from an option or the environment. Over HTTP each cal
 the door passes it on: it has no rights itself. It opens no database and imports no Django.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import ipaddress

@@ -1,7 +1,5 @@
 """Show files where they lie, without an import: pages, or figures with --json."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

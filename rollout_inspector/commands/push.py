@@ -3,8 +3,6 @@
 It needs the standard library alone.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

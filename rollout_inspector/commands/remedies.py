@@ -1,7 +1,5 @@
 """The remedies of refusals, in the words of commands: their options."""
 
-from __future__ import annotations
-
 from rollout_inspector.refusal import Refusal, Remedy, Words, worded
 
 WORDS: Words = {

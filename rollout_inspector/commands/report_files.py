@@ -1,7 +1,5 @@
 """The options ``--format``, ``--output`` and ``--also``: where a report is written, and in which forms."""
 
-from __future__ import annotations
-
 import os
 import sys
 from argparse import ArgumentParser, Namespace

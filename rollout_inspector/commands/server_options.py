@@ -1,7 +1,5 @@
 """The options ``--url``, ``--token``, ``--run``, ``--name`` and ``--tokenizer`` of what pushes to a server."""
 
-from __future__ import annotations
-
 import os
 import re
 from argparse import ArgumentParser, Namespace

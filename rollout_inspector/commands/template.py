@@ -1,7 +1,5 @@
 """Check chat templates, or compare them with a lock file; exit status as of check."""
 
-from __future__ import annotations
-
 from argparse import ArgumentParser, Namespace
 from dataclasses import replace
 

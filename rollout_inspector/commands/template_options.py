@@ -1,7 +1,5 @@
 """The chat templates that ``template`` and ``lock`` are asked about."""
 
-from __future__ import annotations
-
 from argparse import ArgumentParser
 from collections.abc import Iterator
 from pathlib import Path

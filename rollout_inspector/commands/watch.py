@@ -3,8 +3,6 @@
 It needs the standard library alone, unless an expression finds the training step: a limited process runs that.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

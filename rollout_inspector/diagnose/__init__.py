@@ -4,8 +4,6 @@
 function in the module of its family, and one entry here. No rule knows a model's name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

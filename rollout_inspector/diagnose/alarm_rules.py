@@ -1,7 +1,5 @@
 """Alarms over training steps: which figures have a limit, and since when a run is above one. Pure: no database."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """Breaks that come from the shape of the trajectory: retries, side calls, branches."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A break: the place where a prompt leaves the stream that it should start with. Computed lazily."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cached_property
 

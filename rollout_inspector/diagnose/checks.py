@@ -1,7 +1,5 @@
 """What the diagnosis checks, and what each check came to. A check that lacks a field is not decidable, never passed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """What the rules see: one trajectory with its tokenizer and templates. Computed lazily."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any

@@ -1,7 +1,5 @@
 """The tokens that a step adds to its parent's stream, beside those that the template writes there."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """Faults of the delta: the prompt extends the parent's stream, but adds other tokens than the template would."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 

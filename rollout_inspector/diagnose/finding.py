@@ -1,7 +1,5 @@
 """A finding as a value: what is wrong, where, what shows it, what it costs and what mends it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from enum import StrEnum
 

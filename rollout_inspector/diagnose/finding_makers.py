@@ -1,7 +1,5 @@
 """The finding that the fault of a rule becomes."""
 
-from __future__ import annotations
-
 from rollout_inspector.diagnose.breaks import Break
 from rollout_inspector.diagnose.context import MAX_STRETCH, DiagnosisContext
 from rollout_inspector.diagnose.finding import Axis, Cost, Fault, Finding, Severity

@@ -1,7 +1,5 @@
 """Compares the final stream of a launched trajectory with a full render of its conversation."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import replace
 

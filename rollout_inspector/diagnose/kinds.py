@@ -1,7 +1,5 @@
 """The closed list of finding kinds. The slugs are stable: database, URLs and exports hold them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 

@@ -3,8 +3,6 @@
 With an origin for each token the checks read the origins. Without origins the marks of the template tell the turns.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 

@@ -6,8 +6,6 @@ https://github.com/TIGER-AI-Lab/verl-tool/issues/147, https://github.com/hugging
 number is the grid of patches (``image_grid_thw``), or ranges of placeholders as vLLM has them (``mm_placeholders``).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Breaks that the request explains: template, tools, system text, BOS, cut context, changed messages."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple

@@ -3,8 +3,6 @@
 A check returns a :class:`Fault` or None. Offsets count in the row.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The policy versions that a row or a step names in its ``extra``."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

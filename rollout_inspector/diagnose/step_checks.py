@@ -1,7 +1,5 @@
 """Checks one step by itself: missing or made-up ids, ids against the text, canonical form."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Breaks that the template or the tokenizer explains: template text that comes and goes, another vocabulary."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace

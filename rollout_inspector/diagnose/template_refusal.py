@@ -1,7 +1,5 @@
 """The finding when a strategy refused a chat template before anything was sampled."""
 
-from __future__ import annotations
-
 from rollout_inspector.diagnose.finding import Axis, Finding, Severity
 from rollout_inspector.diagnose.finding_makers import bounded
 from rollout_inspector.diagnose.thinking import lone_block

@@ -1,7 +1,5 @@
 """Breaks that the two texts explain: dropped control tokens, half characters, JSON, white space, merges."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

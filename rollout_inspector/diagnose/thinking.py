@@ -1,7 +1,5 @@
 """Breaks around reasoning: think blocks that come and go, are left out, or are parsed wrong."""
 
-from __future__ import annotations
-
 import re
 from functools import lru_cache
 

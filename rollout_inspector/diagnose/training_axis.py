@@ -1,7 +1,5 @@
 """What is odd about the training steps of a run: some are missing, out of order, or came again. Pure: no database."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 A format is recognised by content. Readers stream, and yield :class:`Rejected` for a line that cannot be read.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice

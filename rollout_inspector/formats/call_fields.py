@@ -1,7 +1,5 @@
 """What an engine tells twice of one call: counts, ids and texts of tokens beside the ids that are read."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

@@ -4,8 +4,6 @@ Arrays of routing and of kept sets are larger than all else of a trajectory. So 
 the place of the first in the same ``extra``, and the size of each set is ``kept_set`` of a step or a column of a row.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import io

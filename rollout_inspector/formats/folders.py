@@ -1,7 +1,5 @@
 """The files of a folder that a trainer wrote, in the order of their training steps."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -5,8 +5,6 @@ prompt, a batch with one large field. A line beyond a limit is rejected, a file 
 number. Readers ask :func:`current`, so a push is read under other limits than a file.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Which policy sampled which tokens, from what slime, miles and SGLang record of a row, or a trainer of a record."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any

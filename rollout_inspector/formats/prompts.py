@@ -4,8 +4,6 @@ Lists of numbers (``"prompt_token_ids": [...]``) are cut out of the text before 
 Where a prompt has the same bytes as the prompt before, it has the same ids. So only bytes are compared there.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 import struct

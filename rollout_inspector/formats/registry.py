@@ -1,7 +1,5 @@
 """What a format is, and what readers share."""
 
-from __future__ import annotations
-
 import logging
 import re
 import shutil

@@ -1,7 +1,5 @@
 """``meta_info`` of SGLang: what was sampled stands there as ``[log-probability, id, text]`` for each token."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Checks of foreign JSON values, each with a sentence that names the field."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """Rows of trajectories whose steps carry a trainer's columns."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 

@@ -4,8 +4,6 @@ vLLM writes ids as ``token_id``, or as ``token_id:123`` when it is asked to. A t
 be one of several ids, so nothing is guessed: such an answer has no alternatives.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ An update names a trace. It has fields that are merged into ``info`` of the trac
 branch, one for each token from the root to the leaf. A null stands where nothing is known. Later updates win.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import tempfile

@@ -4,8 +4,6 @@ Trainers write it in many places: NeMo RL in the name ``train_data_step{N}.jsonl
 ``step``, TRL and ms-swift in ``step``, others in ``global_step``, ``iteration`` or a folder ``step_000123/``.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """What the gateway captured: its files, read by our readers, and the answer of the engine that each step is of."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

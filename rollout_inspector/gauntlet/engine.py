@@ -4,8 +4,6 @@ Its answers have the fields that vLLM 0.32 sends: ``return_token_ids``, ``logpro
 It is made of the standard library, because an installation without the server has no other HTTP server.
 """
 
-from __future__ import annotations
-
 import codecs
 import json
 import secrets

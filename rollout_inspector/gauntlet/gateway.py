@@ -1,7 +1,5 @@
 """Starts a gateway as a process on a free port, waits for it, and stops it."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shlex

@@ -1,7 +1,5 @@
 """A scripted harness: sends requests to a gateway as clients of agents do, and remembers what came back."""
 
-from __future__ import annotations
-
 import http.client
 import json
 from collections.abc import Callable, Mapping, Sequence

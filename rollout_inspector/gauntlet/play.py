@@ -1,7 +1,5 @@
 """What the harness asks: a scenario for each property, of calls with marks such as ``#streams.2#``."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

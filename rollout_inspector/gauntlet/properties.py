@@ -1,7 +1,5 @@
 """The fifteen properties, each a function from what was asked, sampled and captured to a verdict."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

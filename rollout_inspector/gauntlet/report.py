@@ -1,7 +1,5 @@
 """The verdicts as text, JSON and JUnit XML."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from xml.etree import ElementTree

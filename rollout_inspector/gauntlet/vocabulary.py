@@ -4,8 +4,6 @@ Each byte is a token, and so are some words. A model may spell such a word byte 
 the ids differ from what encoding the text would return.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence

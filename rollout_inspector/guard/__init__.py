@@ -3,8 +3,6 @@
 The names are loaded at first use, so that ``import rollout_inspector.guard`` costs a trainer nothing.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Assertions for tests: rows that may be trained on, and chat templates that are safe."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from io import BytesIO

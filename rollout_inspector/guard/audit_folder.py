@@ -4,8 +4,6 @@ A shard's file has the key of the shard as its name. So the same command goes on
 changed is audited again.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence

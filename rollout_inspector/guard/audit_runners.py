@@ -4,8 +4,6 @@ Both call the same pure function, :func:`audit`. A lost process or node costs th
 it was reading, and they are read again.
 """
 
-from __future__ import annotations
-
 import logging
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """Reads files of any format and diagnoses what is in them, without a database."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace

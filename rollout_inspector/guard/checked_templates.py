@@ -1,7 +1,5 @@
 """Checks chat templates for the purposes that a user names, without a database."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 

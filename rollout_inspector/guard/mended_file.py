@@ -4,8 +4,6 @@ Our own formats are written from values. A trainer's records are changed where t
 copied. Both files appear when they are whole and the output passes the check; until then they are called ``*.part``.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterator

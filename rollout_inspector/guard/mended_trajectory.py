@@ -3,8 +3,6 @@
 Every repair is tried and diagnosed again. What still fails is left out, so that what is written passes the check.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum

@@ -3,8 +3,6 @@
 pytest imports this module in every run, so it loads the guard when a test of these kinds runs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path

@@ -3,8 +3,6 @@
 Sources: the JUnit XML schema of Jenkins; SARIF 2.1.0 of OASIS; GitHub's workflow commands.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator

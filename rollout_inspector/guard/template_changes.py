@@ -3,8 +3,6 @@
 The older template is rendered with one change at a time. So a line is named because it did it, not because it is near.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 It holds the templates' own lines too. So a later check can render the older template again and say which line did it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

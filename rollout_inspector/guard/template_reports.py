@@ -1,7 +1,5 @@
 """What a check of chat templates prints: text, JSON, annotations of GitHub."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Files of text that a user names, read and written."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from rollout_inspector.outputs import whole_file

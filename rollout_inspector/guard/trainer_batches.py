@@ -3,8 +3,6 @@
 Only the rows that are looked at are converted. No tensor library is imported: a tensor is asked for its array.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

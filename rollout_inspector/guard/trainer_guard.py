@@ -1,7 +1,5 @@
 """A guard inside a trainer: looks at a sample of its rows and engine calls in bounded time, and counts its findings."""
 
-from __future__ import annotations
-
 import logging
 import random
 import threading

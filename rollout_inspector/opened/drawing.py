@@ -1,7 +1,5 @@
 """A trajectory in a notebook: the drawing of the saved file, by its painter and its style sheets, without a server."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from html import escape

@@ -5,8 +5,6 @@ the ends of its lines first, which is as fast as the disk; its trajectories are 
 is known when they are read. docs/decisions/0057-files-in-place.md says why.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Aligns two token streams: groups say which tokens on the left stand against which tokens on the right."""
 
-from __future__ import annotations
-
 import difflib
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence

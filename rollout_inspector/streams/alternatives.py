@@ -4,8 +4,6 @@ The arrays are flat, as they are stored: the K entries of token ``i`` are ``[i *
 log-probability is minus infinity is none: sampling left fewer tokens over than K.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Cuts a stream of items into lists of bounded size."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 

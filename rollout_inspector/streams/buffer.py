@@ -1,7 +1,5 @@
 """The running stream of one rollout: ids, mask, logprobs and origin grow together or not at all."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

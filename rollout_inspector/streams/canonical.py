@@ -1,7 +1,5 @@
 """Checks whether a sampled stream is canonical, and where it is not, finds the stretches that drift."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache

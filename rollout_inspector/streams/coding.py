@@ -7,8 +7,6 @@ parent's first ``messages_shared`` messages, then ``messages_new``. ``STEP_FIELD
 they are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 

@@ -1,7 +1,5 @@
 """What sampled ids say and no message holds: the text that a parser dropped."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Callable, Iterable

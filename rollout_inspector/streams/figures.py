@@ -1,7 +1,5 @@
 """Figures made of stored counts. Each is computed here alone; docs/architecture.md ("Figures") lists all of them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 

@@ -1,7 +1,5 @@
 """The interfaces of a tokenizer and of a chat template, as the pure code uses them. No implementation."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 

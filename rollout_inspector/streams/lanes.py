@@ -4,8 +4,6 @@ The links of the steps say where a lane leaves another one. The diagnosis names 
 lane. A summary is found by what the messages hold (:mod:`rollout_inspector.streams.summaries`). No token array is read.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@
 A step *extends* its parent when its prompt starts with the parent's whole stream. That is the prefix check.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import AnyStr
 from weakref import WeakKeyDictionary

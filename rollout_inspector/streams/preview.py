@@ -1,7 +1,5 @@
 """What a trajectory was asked and what it answered, each as one short line for lists."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """How a recorded request is rendered again: with the arguments that the template takes, and with the record's date."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence

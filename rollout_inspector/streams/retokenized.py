@@ -1,7 +1,5 @@
 """What encoding the text of whole streams again would change: of each completion, and of each row."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Finds the turns of a stream by its role headers, for rows that came without their steps."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 

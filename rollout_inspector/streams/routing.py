@@ -4,8 +4,6 @@ Engines return, for each token, which experts each layer chose. A trainer replay
 rows or holds zeros is then replayed too, and no error is raised.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Where a row stands against what its steps sampled, when it does not hold the sampled tokens as they are."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """Snippets of text and ids for sentences. No character is cut in half, and an ellipsis marks each cut."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Sequence

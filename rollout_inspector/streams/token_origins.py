@@ -1,7 +1,5 @@
 """Finds who wrote the tokens between two completions, and the stretches of a mask."""
 
-from __future__ import annotations
-
 import json
 import re
 import unicodedata

@@ -8,8 +8,6 @@ fails too: modules that are loaded late must be loaded before.
 A child that knows no path of ours loads this module by its file, as ``chat_templates/sandbox/worker/__main__.py`` does.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os

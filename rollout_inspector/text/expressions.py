@@ -4,8 +4,6 @@ Compiling alone can take all memory: nested counts such as ``(?:(?:a?){9999}){99
 expression is estimated first, and the sandbox bounds what the estimate does not see.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Iterator, Sequence

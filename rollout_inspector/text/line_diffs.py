@@ -1,7 +1,5 @@
 """Two texts compared line by line, as a unified diff. The work is bounded, because strangers wrote the texts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import islice
 

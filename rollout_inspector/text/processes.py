@@ -5,8 +5,6 @@ The engine's process and the storage process run code of ours and exchange pickl
 processes exchange bytes (:class:`LimitedProcess`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import selectors

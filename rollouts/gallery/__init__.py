@@ -4,8 +4,6 @@ The demo policy sampled every completion. A trajectory whose fault is not made b
 harness would have made: the policy read the faulty prompt and answered it. ``manage.py make_gallery`` writes the file.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

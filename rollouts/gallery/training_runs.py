@@ -1,7 +1,5 @@
 """Runs of a small GRPO that belong to the gallery: a clean one, and the same with one fault each."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Tells the webhook of a project of its alarms: one signed POST for each, tried again later where it is not taken."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import hmac

@@ -1,7 +1,5 @@
 """Sends tasks to workers through the broker, and says in a sentence why it does not take them."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable
 

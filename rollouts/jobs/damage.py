@@ -1,7 +1,5 @@
 """Damage: the gradient of the rows of a run against that of what was sampled, by the weights of a served model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from operator import methodcaller
 from typing import Any

@@ -1,7 +1,5 @@
 """The diagnosis of trajectories, with the tokenizer and the chat templates of their run."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Continuing a trajectory from one of its tokens, and from both sides of a break. A fork is a launched run."""
 
-from __future__ import annotations
-
 import json
 import secrets
 from dataclasses import dataclass, fields, replace

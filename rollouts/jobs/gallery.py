@@ -1,7 +1,5 @@
 """Loading the gallery: the bundled trajectories become a run of a project, once."""
 
-from __future__ import annotations
-
 import hashlib
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """The gap of a run between trainer and sampler: a worker reads all rows, names the causes and stores the report."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What every loss makes of the tokens of a run: the weights of its trajectories, summed by a worker or a command."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 from collections import Counter, deque

@@ -1,7 +1,5 @@
 """Parser comparisons: what every parser reads of one completion. A worker reads; the result is stored with its key."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -6,8 +6,6 @@ else anything. Only one body is read at a time. Plain JSON crosses the pipe, nev
 bytes writes it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import json

@@ -1,7 +1,5 @@
 """Pushes of a trainer: read in any importable format, named, and stored if the run does not have them yet."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any

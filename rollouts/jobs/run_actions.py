@@ -1,7 +1,5 @@
 """Cancel, resume and delete a run, whatever state it is in and whether or not its worker lives."""
 
-from __future__ import annotations
-
 from rollouts.jobs import launch
 from rollouts.jobs.broker import DO_JOB, send_task
 from rollouts.jobs.exports.exports import drop_files_of

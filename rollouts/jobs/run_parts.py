@@ -1,7 +1,5 @@
 """Ranges of the trajectories of a run, which workers go through side by side."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 from rollouts.store.jobs.jobs import Beat

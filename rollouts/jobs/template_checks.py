@@ -1,7 +1,5 @@
 """Template checks: equal questions have the same code, and each version of the checks answers a question once."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import time

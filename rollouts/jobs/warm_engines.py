@@ -1,7 +1,5 @@
 """The engines that this worker keeps warm, one for each model and engine that it was asked for."""
 
-from __future__ import annotations
-
 import math
 import threading
 from functools import partial

@@ -1,7 +1,5 @@
 """The commands of `manage.py`, and what they share."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """What arguments of commands name: a project, a run, a file. A command acts as the operator, who may do everything."""
 
-from __future__ import annotations
-
 from argparse import ArgumentParser
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Doing jobs in the process of a command. Neither Redis nor a worker is needed."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Launched runs in the process of a command: waiting for their workers, or doing the work where there is none."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Sequence

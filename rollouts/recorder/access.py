@@ -1,7 +1,5 @@
 """Who may use the recorder: no foreign web page, and with a token only who names it."""
 
-from __future__ import annotations
-
 import hmac
 from ipaddress import ip_address
 from urllib.parse import unquote, urlsplit

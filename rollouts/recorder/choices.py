@@ -3,8 +3,6 @@
 vLLM's ``/inference/v1/generate`` has token ids in request and answer, SGLang's ``/generate`` a ``meta_info``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The addresses whose calls are recorded: how each is asked for token ids, and how its calls are read."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Calls of Anthropic's Messages. No server tells token ids in this dialect, so they are recorded as text."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any

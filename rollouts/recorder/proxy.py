@@ -3,8 +3,6 @@
 An answer is on its way to the client before anything is done with its copy.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

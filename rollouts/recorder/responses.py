@@ -1,7 +1,5 @@
 """Calls of OpenAI's Responses: items in, items out, and with ``enable_response_messages`` vLLM's own token ids."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any

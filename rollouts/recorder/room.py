@@ -1,7 +1,5 @@
 """The room for calls that are under way or not yet stored: so many, and so many bytes."""
 
-from __future__ import annotations
-
 import asyncio
 
 MAX_CALLS = 4096

@@ -4,8 +4,6 @@ Sources: LangSmith's and LiteLLM's lists of coding agents' headers (langchain-ai
 Codex's turn metadata (openai/codex#17374).
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections import OrderedDict

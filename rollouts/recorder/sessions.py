@@ -1,7 +1,5 @@
 """Finds the trajectory of a call that names no session: the one whose conversation the call continues."""
 
-from __future__ import annotations
-
 import hashlib
 from collections import OrderedDict
 from collections.abc import Sequence

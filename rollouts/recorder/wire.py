@@ -3,8 +3,6 @@
 Values that the recorder does not change are never parsed and written again: they keep their bytes (``msgspec.Raw``).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The thread that stores the recorded calls. No request waits for the database, and no call that was taken is lost."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

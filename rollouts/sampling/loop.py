@@ -4,8 +4,6 @@ A completion joins the stream verbatim. It is parsed only to route the turn; the
 completion that hits a limit ends its trajectory as it is: nothing is added to it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import time

@@ -1,7 +1,5 @@
 """Many rows at once: primary keys known before the insert, objects made and inserted without a look at each value."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from operator import attrgetter, itemgetter

@@ -1,7 +1,5 @@
 """The database itself: which one it is, and its clock."""
 
-from __future__ import annotations
-
 import hashlib
 import time
 

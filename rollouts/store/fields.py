@@ -1,7 +1,5 @@
 """Arrays as one little-endian BLOB per column."""
 
-from __future__ import annotations
-
 import struct
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Errors that pass by themselves: a full disk or memory, a lost connection, a lock. The work is tried again later."""
 
-from __future__ import annotations
-
 import errno
 
 from django.db import DatabaseError, InterfaceError, OperationalError

@@ -1,7 +1,5 @@
 """Cursors of lists: the values of the last item, opaque to whoever sends them back."""
 
-from __future__ import annotations
-
 import binascii
 import json
 from base64 import urlsafe_b64decode, urlsafe_b64encode

@@ -1,7 +1,5 @@
 """The types of what a caller sends: a page, the API and an export read a value by the same rule."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated
 

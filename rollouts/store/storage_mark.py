@@ -3,8 +3,6 @@
 Two installations may be given one bucket and prefix by mistake. Each would take the other's files for leftovers.
 """
 
-from __future__ import annotations
-
 from io import BytesIO
 
 from rollouts.store import files

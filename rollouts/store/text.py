@@ -1,7 +1,5 @@
 """Text as a database can hold it and a page may show it."""
 
-from __future__ import annotations
-
 import re
 from pathlib import PurePath
 

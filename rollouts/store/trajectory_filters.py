@@ -1,7 +1,5 @@
 """The filters of a run's trajectories, declared once for the run's page, the API, searches and exports."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, NamedTuple
 
 from django.db.models import Exists, OuterRef, Q, QuerySet

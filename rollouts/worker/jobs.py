@@ -1,7 +1,5 @@
 """Runs jobs of every kind: one task does a job, and a worker takes over jobs that have lost theirs."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Trying again what a full disk, a lost connection or the death of a process has stopped for a while."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Stores a launched run: inserts steps, then diagnoses and ends trajectories, in one transaction each."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

@@ -5,8 +5,6 @@ So steps and ends go through a pipe to another process in batches: the larger th
 The process ends with its worker, because the pipe closes. What it has received is stored before it ends.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Write-behind: a thread writes what the loop produces, so that neither loop nor engine waits for the database."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -1,7 +1,5 @@
 """A server that takes pushes, in memory and without a database."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import threading

@@ -1,7 +1,5 @@
 """The adapters against the frameworks' own types, or the shapes of their released source; what is pushed is read."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """``rollout-inspector push``: files are sent once, in parts where they are long, and every refusal is a sentence."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

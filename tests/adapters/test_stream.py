@@ -1,7 +1,5 @@
 """The stream out of a trainer: a bounded queue, fragments on disk while the server is away, and each record once."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import logging

@@ -1,7 +1,5 @@
 """TRL's own GRPOTrainer trains the demo policy for two steps on the CPU, and its rollouts arrive at a live server."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

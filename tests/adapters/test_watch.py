@@ -1,7 +1,5 @@
 """``rollout-inspector watch``: what is complete is pushed, once, whatever happens in between."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import subprocess

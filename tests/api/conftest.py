@@ -1,7 +1,5 @@
 """A project with a run, its trajectories and findings; and callers with different roles, tokens and scopes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

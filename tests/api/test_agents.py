@@ -1,7 +1,5 @@
 """The door for agents: what its tools answer to the SDK's client, and that content does not leave its fence."""
 
-from __future__ import annotations
-
 import inspect
 import io
 import json

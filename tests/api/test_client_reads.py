@@ -1,7 +1,5 @@
 """The client reads from a live server what the API returns, part by part, and waits for jobs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

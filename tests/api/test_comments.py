@@ -1,7 +1,5 @@
 """Comments by the API: listed, written, settled, deleted, with the sentences of the pages."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from rollouts.store.models import AuditEvent, Run

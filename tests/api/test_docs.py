@@ -1,7 +1,5 @@
 """The examples of docs/api.md work as they are written."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

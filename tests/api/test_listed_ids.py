@@ -1,7 +1,5 @@
 """Every id that the API lists can be used in the calls that take such an id: none of them is unknown, none a 500."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """What the API returns: values as stored, parts of lists, token columns in both forms, 304 and sentences."""
 
-from __future__ import annotations
-
 import io
 import json
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Lanes, parsers, the saved file, *seen* and muted kinds by the API, with the sentences of the pages."""
 
-from __future__ import annotations
-
 import pytest
 
 from rollouts.sampling.engines import vllm_parsers

@@ -1,7 +1,5 @@
 """Who is refused what, and how: roles, scopes, hidden projects, hostile values, methods; each as a problem document."""
 
-from __future__ import annotations
-
 import base64
 import json
 from typing import Any

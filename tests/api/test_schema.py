@@ -1,7 +1,5 @@
 """The schema holds: schemathesis asks a live server for what the schema allows, and for what it does not."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A run by training step: the API has the values of the pages, its findings have addresses, and lists come as Arrow."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Work that the API asks for: launches, imports, checks, exports; who may ask, and what is refused with which words."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

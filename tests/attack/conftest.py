@@ -1,7 +1,5 @@
 """A member who is logged in."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """A server of a model that answers as a test tells it to: in raw bytes, without an end, or in odd shapes."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Awaitable, Callable

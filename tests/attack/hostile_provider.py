@@ -1,7 +1,5 @@
 """A provider of OpenID Connect on loopback that lies, hangs, drips, redirects or floods as a test tells it to."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import json

@@ -1,7 +1,5 @@
 """Tokenizers and chat templates that are small as files and take all that they get."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

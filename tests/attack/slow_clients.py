@@ -4,8 +4,6 @@ For ``python -m benchmarks.measures.gets_under_attack --attack tests.attack.slow
 tests.
 """
 
-from __future__ import annotations
-
 import socket
 import time
 from collections.abc import Callable

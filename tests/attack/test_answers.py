@@ -1,7 +1,5 @@
 """Every address, for a member, a visitor of a share link and a stranger: headers, no 500, and no path of the server."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Hostile pushes (M2, H4): a process beside the web process reads them, under limits, and others are served."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

@@ -1,7 +1,5 @@
 """Work that strangers' texts and archives ask for is bounded, and what was left out is said."""
 
-from __future__ import annotations
-
 import io
 import random
 import struct

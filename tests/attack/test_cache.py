@@ -1,7 +1,5 @@
 """M5: whoever reaches Redis can run no code in the server and break no page."""
 
-from __future__ import annotations
-
 import ast
 import pickle
 import subprocess

@@ -1,7 +1,5 @@
 """Cookies that no browser makes of its own accord."""
 
-from __future__ import annotations
-
 import pytest
 from django.conf import settings
 from django.test import Client

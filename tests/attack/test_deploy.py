@@ -1,7 +1,5 @@
 """How the program is set up: the warnings of Django, the embedded Redis, the pins."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

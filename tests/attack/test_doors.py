@@ -1,7 +1,5 @@
 """Attacks on the doors: bodies of strangers, full disks, odd names, and what logs and search engines learn."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import logging

@@ -1,7 +1,5 @@
 """Expressions of users: a short one costs a sentence and a limited process, through every door that takes one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """M10: the jobs of one user do not delay the jobs of another one."""
 
-from __future__ import annotations
-
 import subprocess
 import threading
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Hostile files (H4, M2): what a small body may become is bounded, and the refusal names the number."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

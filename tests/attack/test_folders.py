@@ -1,7 +1,5 @@
 """Folders of the server that a member names: only tokenizers below the folders allowed are read, and nothing else."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Junk in the fields of forms: JSON that no database can keep is refused with a sentence."""
 
-from __future__ import annotations
-
 import pytest
 from django.test import Client
 

@@ -1,7 +1,5 @@
 """Every input that is interpreted is in the table of docs/security.md, with its bounds and its test."""
 
-from __future__ import annotations
-
 import argparse
 import ast
 import re

@@ -1,7 +1,5 @@
 """Work that SIGKILL ends in the middle: nothing is half stored, and the second try is like the first."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

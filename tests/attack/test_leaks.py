@@ -1,7 +1,5 @@
 """What pages, scripts and logs tell a stranger: no path of the server, no token, no cookie."""
 
-from __future__ import annotations
-
 import logging
 import runpy
 import sys

@@ -1,7 +1,5 @@
 """L15: what the processes write can be read by its owner alone, however they are started."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

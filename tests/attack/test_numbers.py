@@ -1,7 +1,5 @@
 """Numbers of an address that no database takes."""
 
-from __future__ import annotations
-
 import pytest
 from django.test import Client
 

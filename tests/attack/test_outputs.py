@@ -1,7 +1,5 @@
 """What leaves the program: no text of a file commands the runner of a CI, and no link beside a file is followed."""
 
-from __future__ import annotations
-
 import io
 import json
 import logging

@@ -1,7 +1,5 @@
 """A provider of OpenID Connect that lies, hangs, floods or leads elsewhere: nobody is let in, and no page waits."""
 
-from __future__ import annotations
-
 import re
 import threading
 import time

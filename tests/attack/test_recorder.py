@@ -1,7 +1,5 @@
 """The recorder between hostile clients and a hostile server: no token, no call; and no answer stops it."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The logs of a running server hold no token, whatever the web server itself writes about a broken request."""
 
-from __future__ import annotations
-
 import os
 import re
 import socket

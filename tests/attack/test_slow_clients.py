@@ -1,7 +1,5 @@
 """M3: clients that keep the web server waiting. The server is the real one, with its own gunicorn configuration."""
 
-from __future__ import annotations
-
 import http.client
 import io
 import os

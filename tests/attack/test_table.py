@@ -1,7 +1,5 @@
 """The table of attacks names every item of the review, and every test that it names exists."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """L11: no command sends an escape sequence of foreign text to a terminal, in its output or in an error."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Hostile tokenizers: each costs a sentence and its own limited process, never this process or another user's time."""
 
-from __future__ import annotations
-
 import os
 import signal
 import struct

@@ -1,7 +1,5 @@
 """A webhook that leads elsewhere, hangs, drips or answers without an end: it costs its few seconds and no memory."""
 
-from __future__ import annotations
-
 import asyncio
 from http.server import BaseHTTPRequestHandler
 

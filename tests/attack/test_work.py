@@ -1,7 +1,5 @@
 """Background work whose worker goes away: it is taken up again, or ends with a sentence, and can always be removed."""
 
-from __future__ import annotations
-
 import html
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """M11: each write is logged with its user and its object; an API key is revoked by its maker or the staff."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

@@ -3,8 +3,6 @@
 The images of docs/case-studies.md: the causes of each run, and the chart of the gap of all five over training.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

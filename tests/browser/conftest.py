@@ -1,7 +1,5 @@
 """A real Chromium on the live server, logged in. A test that leaves an error in the browser's console fails."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@
 Beside the pictures lies `made.json`, a sample of the lines of the templates and styles that drew them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -4,8 +4,6 @@ The pages are those of the table of addresses, so that a new page is looked at w
 Django's test client in this process and handed to the browser at its door: no server runs, no network is asked.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

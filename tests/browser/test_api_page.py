@@ -1,7 +1,5 @@
 """The page of the API in a browser: it is drawn by the library under our policy, and asks with the login."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

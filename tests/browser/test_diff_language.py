@@ -1,7 +1,5 @@
 """A difference in a real browser: its signs are told apart without colour, and no line break is an empty box."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

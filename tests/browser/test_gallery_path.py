@@ -4,8 +4,6 @@ An action is the press of something that has a name on the screen and is reached
 page but that it marks tokens: a fault is seen when a marked token lies inside the window and nothing lies over it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The lists: a press anywhere on a line opens it, and what was chosen stays chosen while a run works."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

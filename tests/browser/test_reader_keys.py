@@ -1,7 +1,5 @@
 """The keys of the tokens page: each does what the list of keys says, keeps the place, and never loses the focus."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from typing import Any

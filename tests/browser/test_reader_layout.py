@@ -1,7 +1,5 @@
 """Where things stand on the tokens page: the tokens first, the panel beside them, and nothing over them."""
 
-from __future__ import annotations
-
 import re
 import threading
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The shell in a real browser: theme, keys, live runs, dropping files, sharing, narrow windows, no JavaScript."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The chat-template lab in a real browser: narrow windows, both themes, copying, links to probes and lines, polling."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The trajectory page in a real browser: keys, card, selection, copies, lenses, windows, reading without scripts."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from typing import Any

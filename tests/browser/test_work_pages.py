@@ -1,7 +1,5 @@
 """Pages of work under way: a stopped run resumed, strategies replayed, a trajectory that a real worker goes on with."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

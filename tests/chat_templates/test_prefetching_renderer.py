@@ -1,7 +1,5 @@
 """Renders made ahead are the renders that would have been made; what fails for the moment is asked for again."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """``manage.py train_demo_policy``."""
 
-from __future__ import annotations
-
 from io import StringIO
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What the demo policy is trained on, and what its loss covers."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The trained demo policy: its size, its training step, and whole episodes on problems it has not seen."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The demo policy's tokenizer and chat template, as transformers loads them from the folder."""
 
-from __future__ import annotations
-
 import json
 import random
 from typing import Any

@@ -1,7 +1,5 @@
 """GRPO of the demo policy: what a step trains, and what each fault does to the gap."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The bundled runs of training: what the tool names of each, and that they load as runs."""
 
-from __future__ import annotations
-
 import io
 import json
 

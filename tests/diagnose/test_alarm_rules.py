@@ -1,7 +1,5 @@
 """When a run is above a limit, and what the alarm says."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

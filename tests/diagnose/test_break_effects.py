@@ -1,7 +1,5 @@
 """The interval of a break's effect, on breaks whose effect is known."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.measures.break_effects import CASES, PlantedBreak, measured

@@ -1,7 +1,5 @@
 """Nothing agrees with nothing: ids without bytes, missing replies, deltas and texts without a character."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The measurement of ``benchmarks/measures`` runs, and a seed plants the same faults each time."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from types import ModuleType

@@ -1,7 +1,5 @@
 """The end of a trajectory against a full render: what is a difference, in which mode, of which kind, and where."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

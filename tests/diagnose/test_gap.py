@@ -1,7 +1,5 @@
 """Figures of the gap between trainer and sampler, against sums over the tokens themselves."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

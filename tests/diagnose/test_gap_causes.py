@@ -1,7 +1,5 @@
 """Causes of the gap: planted in runs of a toy policy, and none on clean ones."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The measurement of ``benchmarks/measures/gap_causes.py`` runs, and its shortest runs of training are named right."""
 
-from __future__ import annotations
-
 from benchmarks.measures import gap_causes
 
 

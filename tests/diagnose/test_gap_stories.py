@@ -1,7 +1,5 @@
 """Published stories of a gap are named as their authors found them, and at the step that shows them first."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

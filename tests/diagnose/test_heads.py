@@ -1,7 +1,5 @@
 """What a request does not show: another input of the template, the date, a cut, and turns that the template edits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Weights of tokens under the losses, against derivatives of the losses as their papers write them."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

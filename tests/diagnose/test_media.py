@@ -1,7 +1,5 @@
 """Placeholders of images: cut, miscounted, and whole, in the tokens of each family."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A prompt of another request is named; a prompt that is cut, has another head or holds media is not called one."""
 
-from __future__ import annotations
-
 import unicodedata
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Sentences about the training steps of a run: missing, out of order, or there again."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import pytest

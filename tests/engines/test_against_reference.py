@@ -1,7 +1,5 @@
 """The real engines against a plain forward of the same model: the ids are its, and the log-probabilities are its."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """One class that every engine passes: a fake that passes it too may stand in for a model in other tests."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace

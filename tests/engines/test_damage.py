@@ -1,7 +1,5 @@
 """The damage of findings: both gradients are those of a loss written here, and the shares of findings sum to 1."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -3,8 +3,6 @@
 Real ones: tests/recorder/test_real_vllm.py.
 """
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """An engine in a process of its own: what crosses the pipe, and what happens when either side ends."""
 
-from __future__ import annotations
-
 import logging
 import os
 import resource

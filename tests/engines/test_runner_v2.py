@@ -5,8 +5,6 @@ speed, memory or compiled kernels, which ``make gpu-proof`` measures. The interp
 part of its tests here.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

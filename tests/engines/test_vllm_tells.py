@@ -1,7 +1,5 @@
 """What vLLM 0.32 tells beside the tokens reaches the step that a launch stores: real vLLM, by either model runner."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from itertools import pairwise

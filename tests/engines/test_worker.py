@@ -1,7 +1,5 @@
 """The thread that owns an engine: futures, aborts, a dead engine, a closed one."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from concurrent.futures import CancelledError

@@ -1,7 +1,5 @@
 """Each kind of environment in a real run: tasks stored, the demo policy sampled, rewards and observations kept."""
 
-from __future__ import annotations
-
 import importlib.util
 import io
 import json

@@ -1,7 +1,5 @@
 """Public bug reports, rebuilt by somebody who had not seen the rules, are named right."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from benchmarks.measures.field import lines

@@ -1,7 +1,5 @@
 """Files cut into parts: together they read like the file."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

@@ -1,7 +1,5 @@
 """The training step of what is read: who says it, and in which order they are asked."""
 
-from __future__ import annotations
-
 import io
 import json
 from dataclasses import replace

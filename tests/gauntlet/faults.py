@@ -1,7 +1,5 @@
 """Sixty faults of a capturing proxy, four for each property. Each is one that a gateway of this kind can have."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import replace

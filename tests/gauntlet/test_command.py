@@ -1,7 +1,5 @@
 """`rollout-inspector gauntlet`: a gateway as a process, one that runs, our own; what is not offered; refusals."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import json

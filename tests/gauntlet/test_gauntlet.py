@@ -1,7 +1,5 @@
 """The gauntlet against a reference proxy: no property is broken without a fault, and each fault breaks its own."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

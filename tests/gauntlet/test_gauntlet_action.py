@@ -1,7 +1,5 @@
 """The action of GitHub, by running its script as a runner does."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

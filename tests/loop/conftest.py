@@ -1,7 +1,5 @@
 """The demo policy's tokenizer and template, loaded once for all tests of the loop."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

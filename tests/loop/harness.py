@@ -1,7 +1,5 @@
 """A scripted model that speaks the demo policy's tokens, and a loop that runs it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Every chat template of the corpus drives a calculator episode through the loop, or is refused with a sentence."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """The loop: what it appends, when it stops, what it saves."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Sequence

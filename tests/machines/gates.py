@@ -1,7 +1,5 @@
 """What machines share, as a test can take it away and bring it back: a Redis of its own, a gate before the database."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 import socket

@@ -1,7 +1,5 @@
 """What is lost between machines while they work, and what must be there afterwards."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """Large work, done in parts by workers of two machines that share no folder: an import, a diagnosis, an export."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

@@ -1,7 +1,5 @@
 """Every kind of work, asked for on one machine and done on others that share no folder with it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

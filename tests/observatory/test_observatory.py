@@ -1,7 +1,5 @@
 """The observatory of chat templates: a value for every template, whatever it is, and a site that opens anywhere."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Files are read where they lie: the same trajectories as a whole reading, and no byte of them changes."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import io

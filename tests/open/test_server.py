@@ -1,7 +1,5 @@
 """A server is read by the same interface as files, and the pages of files are those of a server."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

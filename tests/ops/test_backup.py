@@ -1,7 +1,5 @@
 """Backups: taken while an import runs, restored into databases of both kinds, compared row by row, array by array."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

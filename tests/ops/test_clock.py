@@ -1,7 +1,5 @@
 """A clock that is wrong: nothing is deleted because of it, and no work waits for a time that was written down by it."""
 
-from __future__ import annotations
-
 import io
 import os
 import signal

@@ -1,7 +1,5 @@
 """The table of what the five texts ask: every row is held by tests that exist, or answered by a decision."""
 
-from __future__ import annotations
-
 import ast
 import re
 from functools import cache

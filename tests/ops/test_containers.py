@@ -3,8 +3,6 @@
 The commands run in a copy of what the image holds, with its environment, and write to the data folder alone.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

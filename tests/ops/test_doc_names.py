@@ -1,7 +1,5 @@
 """Every file and module that a page of the documentation or a comment names is there."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`manage.py doctor`: what machines share, what differs between them, and what the Workers page says of it."""
 
-from __future__ import annotations
-
 import io
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """A disk that is really full: a small one in memory, on which everything of a server lies."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

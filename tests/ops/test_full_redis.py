@@ -1,7 +1,5 @@
 """A Redis that has no memory left: it answers what is read, and refuses what is written."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What GitHub reads: the workflow, which is green in a fork, and the forms of issues."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`/metrics`: who may read it, what it says, and that it costs a number of queries that does not grow."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

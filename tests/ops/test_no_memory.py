@@ -1,7 +1,5 @@
 """Processes that get no more memory, by a real limit of the kernel, while they answer and work."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

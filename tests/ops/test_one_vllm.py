@@ -1,7 +1,5 @@
 """One release of vLLM everywhere, and every name of it that we use is in it. Also the htmx that protects panes."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import re

@@ -1,7 +1,5 @@
 """The pictures of README and docs are today's: most lines of what drew them, templates and styles, are as they were."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """What a server answers before it can answer."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

@@ -3,8 +3,6 @@
 The environments hold links to the packages that the wheel says it needs, and no other: what it forgets is missing.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

@@ -1,7 +1,5 @@
 """A token, a run, and recorded calls to push."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The client, as a single file outside the project, against a real server and against bad ones."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import shutil

@@ -1,7 +1,5 @@
 """The diagnosis of what was pushed: new trajectories alone, once."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

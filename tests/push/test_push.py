@@ -1,7 +1,5 @@
 """The push API: what is stored, what is known already, what is refused and in which words."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

@@ -1,7 +1,5 @@
 """API keys from the page and from the command line."""
 
-from __future__ import annotations
-
 import io
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """`manage.py record` as a process of its own, on the database of the test."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

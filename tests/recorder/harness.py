@@ -1,7 +1,5 @@
 """A server that answers as vLLM does, and a recorder in front of it, in one event loop."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Awaitable, Callable

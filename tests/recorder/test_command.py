@@ -1,7 +1,5 @@
 """`manage.py record` as a process: refusals, and a recording that survives SIGTERM."""
 
-from __future__ import annotations
-
 import io
 import json
 import socket

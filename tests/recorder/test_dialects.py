@@ -1,7 +1,5 @@
 """The dialects that the recorder knows: what it asks for, what the client sees, what is stored."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Callable

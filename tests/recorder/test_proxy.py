@@ -1,7 +1,5 @@
 """The recorder before a fake server: what the client sees, what the server is asked, what is stored."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Real vLLM servers: asked by the engine that asks servers, and recorded by the proxy in front of one."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

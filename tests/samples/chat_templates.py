@@ -1,7 +1,5 @@
 """Chat templates that are right and wrong in one thing each."""
 
-from __future__ import annotations
-
 TURN = (
     "<|im_start|>{{ m.role }}\n{{ m.content }}{% for c in m.tool_calls or [] %}"
     "<tool_call>{{ c.function.name }} {{ c.function.arguments | tojson }}</tool_call>{% endfor %}<|im_end|>\n"

@@ -1,7 +1,5 @@
 """A clock that is wrong for a whole process: each of its questions for the time goes through this library."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

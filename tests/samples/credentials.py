@@ -1,7 +1,5 @@
 """Secrets that no log and no page may hold."""
 
-from __future__ import annotations
-
 TOKENS = {
     "a share link": "loBGAzdd8qMHNWAZyuAvhN0X_4iNT7Bb",
     "an API key": "ri_Xq8-Wf0aLk3_mC9vZt7bQeYh2sRu5nPd1gJo6iTx4",

@@ -1,7 +1,5 @@
 """A run whose damage the demo policy can measure."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Work whose process dies."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable

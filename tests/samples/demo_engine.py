@@ -1,7 +1,5 @@
 """The engine of the demo policy, loaded once, and an owner of it that answers in the thread that asks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import cache

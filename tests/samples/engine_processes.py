@@ -1,7 +1,5 @@
 """Engines that end in every way, for a process of their own, which finds them by name."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

@@ -1,7 +1,5 @@
 """Public bug reports, rebuilt as files: ``review/field-cases`` beside the corpus, and what the check says of each."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from functools import cache

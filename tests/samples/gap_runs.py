@@ -4,8 +4,6 @@ The policy is a table of logits by the token before, which moves a little with e
 kernels: on each log-probability of both sides, of random sign.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Log-probabilities of made logits of several shapes, with one fault over all tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -4,8 +4,6 @@ The figures are those of the source; tokens and everything between the figures a
 fault names no cause.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

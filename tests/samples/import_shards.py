@@ -1,7 +1,5 @@
 """Files that many workers import, and how one of them dies."""
 
-from __future__ import annotations
-
 import gzip
 import io
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Work that a browser asks several machines for."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tests.machines.conftest import Browser

@@ -1,7 +1,5 @@
 """Tokenizers and chat templates made here, small and unlike each other, for witnesses of every kind."""
 
-from __future__ import annotations
-
 import json
 import random
 from functools import cache

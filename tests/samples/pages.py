@@ -1,7 +1,5 @@
 """What a browser reads from a page and sends to it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from django.test import Client

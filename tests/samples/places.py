@@ -1,7 +1,5 @@
 """Each place of the site, and who asks for it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """What a refusal of the API looks like."""
 
-from __future__ import annotations
-
 from typing import Any
 
 

@@ -1,7 +1,5 @@
 """A server as `manage.py serve` starts it: its processes, its address, its answers."""
 
-from __future__ import annotations
-
 import http.client
 import os
 import re

@@ -1,7 +1,5 @@
 """Workers that do waiting jobs in any order, in the process of the test."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Runs whose trajectories belong to training steps."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Files of a trainer that grow while somebody watches them."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -1,7 +1,5 @@
 """Trajectories to store, made from small seeds."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

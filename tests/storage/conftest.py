@@ -1,7 +1,5 @@
 """Fixtures of several files."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Roles: what a user and a token may do in a project."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

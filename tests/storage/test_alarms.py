@@ -1,7 +1,5 @@
 """Alarms from stored figures, and their delivery to a webhook: once, signed, tried again, and never waited for long."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import json

@@ -1,7 +1,5 @@
 """A bucket that fails in the middle of a read or a write: it answers 500, resets, or says nothing more."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import re

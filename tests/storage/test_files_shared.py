@@ -1,7 +1,5 @@
 """Processes and machines that share one bucket: what is fetched at once, what a kill leaves, what an outage does."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

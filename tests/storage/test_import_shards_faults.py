@@ -1,7 +1,5 @@
 """Imports in shards that meet each other, a fault, or somebody who looks or stops them in the middle."""
 
-from __future__ import annotations
-
 import random
 import threading
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """What is made is made in a project that somebody named; a template and a check are each project's own."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """A finding as a script: it reproduces every kind of the stream and of the delta that can be planted."""
 
-from __future__ import annotations
-
 import ast
 import io
 import re

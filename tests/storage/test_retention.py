@@ -1,7 +1,5 @@
 """Retention: what goes by age, size and project, what stays, and that a dry run changes nothing."""
 
-from __future__ import annotations
-
 import io
 import json
 from datetime import timedelta

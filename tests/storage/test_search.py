@@ -1,7 +1,5 @@
 """Search finds what reading every row would find, in both stores, in one part or in many."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

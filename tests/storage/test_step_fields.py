@@ -1,7 +1,5 @@
 """The table of a step's fields against the columns of the database."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from typing import Any
 

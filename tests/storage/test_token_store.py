@@ -1,7 +1,5 @@
 """Segments: what is put comes back byte for byte, moves both ways while it is read, and goes when nothing names it."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

@@ -1,7 +1,5 @@
 """Figures by training step, against a plain count of the same trajectories."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections import Counter

@@ -3,8 +3,6 @@
 ``tests/samples/before_the_release.tar.xz`` is a backup that the old program made, by the script beside it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

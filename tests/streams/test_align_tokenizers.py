@@ -1,7 +1,5 @@
 """Two tokenizers on one text are aligned by bytes: every byte is covered, and no group could be cut further."""
 
-from __future__ import annotations
-
 from collections import Counter
 from itertools import combinations
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What follows from the likeliest tokens at a place, against the whole distribution."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """The codec of a stored step: what it keeps, and that nothing is lost."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import fields
 from typing import Any

@@ -1,7 +1,5 @@
 """The lines of trajectories for lists: the task and the answer, from messages, texts or ids."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Snippets: whole characters, cuts that are seen, differences that are shown."""
 
-from __future__ import annotations
-
 import pytest
 
 from rollout_inspector.streams.snippets import clipped, contrast, listed, quoted, window_text

@@ -1,7 +1,5 @@
 """Two projects, and people with each role in the first one."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

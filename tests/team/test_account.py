@@ -1,7 +1,5 @@
 """One's own sessions and password."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The audit log: what is written down, by which call, and what never gets in the way."""
 
-from __future__ import annotations
-
 import logging
 from datetime import timedelta
 from typing import Any

@@ -1,7 +1,5 @@
 """Who did it: each door to the same work leaves the same event, with its account and address, or as a command."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The page of the audit log and its files."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

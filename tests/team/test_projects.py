@@ -1,7 +1,5 @@
 """Projects, members, invitations and accounts by their pages."""
 
-from __future__ import annotations
-
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta

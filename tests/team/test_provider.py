@@ -1,7 +1,5 @@
 """Sign-in through a real provider of OpenID Connect on loopback: who gets an account, and what is refused."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Share links in team mode: to some tokens alone, counted, limited, seen and revoked by whom they concern."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Team mode: what it refuses to start with, who gets in by a link, and which address a client has."""
 
-from __future__ import annotations
-
 import io
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """API keys of a project: what they may do, until when, and who sees and revokes them."""
 
-from __future__ import annotations
-
 import io
 from datetime import timedelta
 from functools import partial

@@ -1,7 +1,5 @@
 """What an encoder reads and gives, worked out from the tokenizer's definition."""
 
-from __future__ import annotations
-
 import json
 import re
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Encoding in pieces gives the ids of the whole text, in whatever order texts come."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -4,8 +4,6 @@ A row is a verb, the answers by caller, and the form. ``door`` is the login page
 ``.json`` twin are those of its page, with the status of JSON where a form was taken.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

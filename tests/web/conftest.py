@@ -1,7 +1,5 @@
 """A member who is logged in, and the visitor of a share link."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Long rows with the text of this repository: words, code and numbers as a tool-using model writes and reads them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Small runs for the tests of pages, stored by the services that real work uses."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -3,8 +3,6 @@
 One dataset serves the whole module; what a request changes is rolled back.
 """
 
-from __future__ import annotations
-
 import copy
 import html
 import itertools

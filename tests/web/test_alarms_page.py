@@ -1,7 +1,5 @@
 """The pages of alarms: what a run is above, its limits, the form, and the webhook of a project."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

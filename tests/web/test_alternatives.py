@@ -1,7 +1,5 @@
 """What engines told beside sampled tokens, on the tokens page: lenses, cards, and the alternatives of a token."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Several runs at once: renamed, tagged, deleted; and the filter by tag."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The geometry of charts: where bars stand, how tall they are, and what is merged."""
 
-from __future__ import annotations
-
 import re
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """The template-check pages: asking, waiting, the verdict, what may be shared, and hostile input."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The page *Log-probabilities* of a run: its columns, two of them compared, and the button that makes one."""
 
-from __future__ import annotations
-
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Comments on trajectories: who reads and writes them, where they stand, and what a wrong one is answered."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The conversation of a trajectory: what it lays out, where its links lead, and what it keeps from a browser."""
 
-from __future__ import annotations
-
 import base64
 import json
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Damage on pages and in the API: what was measured, and what was not."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The sentence above a comparison counts what its table shows, whatever differs."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The docs as pages of the app: every page is drawn, every link in them and to them leads somewhere."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Lost, wrong and trained tokens are the same number on every page, for each labelled fault of the corpus."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections import Counter

@@ -1,7 +1,5 @@
 """A filter of a run's list is declared once: the address, the search box, the API and an export know it."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Findings of the tokens page: equal ones share a card, the worst first, and each says where else in the run it is."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from typing import Any

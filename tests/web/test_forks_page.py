@@ -1,7 +1,5 @@
 """The tab What if: it lists forks with their figures, takes both forms, and answers hostile input with a sentence."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Launching, importing and registering from a form: defaults that work, and a sentence for everything that does not."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

@@ -1,7 +1,5 @@
 """The gap of a run: the command, the job, the page and its twin."""
 
-from __future__ import annotations
-
 import io
 import json
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Going to a place by its name: what is found, who sees it, and how much is asked of the database."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

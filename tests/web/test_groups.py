@@ -1,7 +1,5 @@
 """The page of a group: siblings by reward, advantages, where their samples diverge; and the list's lines and totals."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from typing import Any

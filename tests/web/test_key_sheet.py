@@ -1,7 +1,5 @@
 """The key sheets are true: a script handles every key that they list, and they list every key that a script handles."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """The lanes of a trajectory on its page and in its twin: words, links, queries and size."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Callable

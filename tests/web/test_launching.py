@@ -1,7 +1,5 @@
 """The launch form beyond its defaults: chat templates, sampling, what is stored, and what bad input gets to hear."""
 
-from __future__ import annotations
-
 import json
 import random
 from typing import Any

@@ -1,7 +1,5 @@
 """Markdown as HTML: hostile text runs nothing, leads nowhere it should not and stays small."""
 
-from __future__ import annotations
-
 import pytest
 
 from inspector.html.markdown import MAX_CHARACTERS, MAX_PICTURE, Heading, hostile_markdown, markdown

@@ -1,7 +1,5 @@
 """Muted kinds of findings: they are met last, they count everywhere, and every page says the same of them."""
 
-from __future__ import annotations
-
 import json
 from io import StringIO
 from typing import Any

@@ -1,7 +1,5 @@
 """A trajectory as one file: inert, complete or honest about what it lacks, and small."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

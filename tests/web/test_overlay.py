@@ -1,7 +1,5 @@
 """Runs on the same axes: what is drawn of each, and the sentence that says what differs."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

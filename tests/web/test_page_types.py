@@ -1,7 +1,5 @@
 """Every page's value is a frozen dataclass whose fields are documented, and the JSON twin has those keys."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import inspect

@@ -4,8 +4,6 @@ The planner may not read a table in whole, and may not sort, wherever an index s
 So a run of a few trajectories shows what one of a million would do.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What each page asks the database does not grow with what it shows."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the tokens page weighs on the wire, and that what it sends for its cards is what the twin says."""
 
-from __future__ import annotations
-
 import gzip
 import re
 import zlib

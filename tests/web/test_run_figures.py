@@ -1,7 +1,5 @@
 """The figures of a large run: counted by the worker that ended it, the same as counted now, never stale."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What a whole run would have cost under every strategy: made by a job, told on the cost page."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The cost of a run, its export and its second diagnosis, and the script of a finding."""
 
-from __future__ import annotations
-
 import json
 import threading
 from datetime import timedelta

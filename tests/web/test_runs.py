@@ -1,7 +1,5 @@
 """The list of runs and the page of one: what it shows, what it asks the database, how it is filtered and paged."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """The pages that search: parts that follow each other, the twin, what is refused, the places of a row."""
 
-from __future__ import annotations
-
 import re
 import threading
 from typing import Any

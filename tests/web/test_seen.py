@@ -1,7 +1,5 @@
 """What a user has seen: marked by hand, shown in the list, filtered by, and nobody else's business."""
 
-from __future__ import annotations
-
 import pytest
 from django.test import Client
 

@@ -1,7 +1,5 @@
 """Who may see what: a login sees everything, a share link one target, nobody else anything."""
 
-from __future__ import annotations
-
 import re
 from datetime import timedelta
 from typing import Any

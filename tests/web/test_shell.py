@@ -1,7 +1,5 @@
 """What holds on every page: a strict CSP that the HTML keeps, escaping, JSON twins, headings, errors with a way out."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Comparisons of two streams: what counts as one difference, which are drawn, how they are marked, where they lead."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The strategies tab: replays are made by a worker once, shown with their figures, and two rows are aligned."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any

@@ -1,7 +1,5 @@
 """A template check of a hub id at a revision, with the real client against a hub on this machine; and its history."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """The lab's further pages: the repair, own conversations, uploads, the matrix, the comparison, the ways from a run."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

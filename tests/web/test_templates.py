@@ -1,7 +1,5 @@
 """Templates and style sheets are read by people: no line of a template is long, a CSS line holds one declaration."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """The page *Over training*: the stored figures, since when, and what it says where nothing is known."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

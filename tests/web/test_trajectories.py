@@ -1,7 +1,5 @@
 """The trajectory pages over stored trajectories: what they say, what they cost, and what they survive."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The web process stays light: the trajectory pages encode and render without torch and transformers."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A lens and a page of a trajectory are added by an entry in their registries alone."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass
 from pathlib import Path

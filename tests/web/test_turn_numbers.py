@@ -1,7 +1,5 @@
 """The turns of a row are counted once: every door shows a message under the same number, in every row that holds it."""
 
-from __future__ import annotations
-
 import re
 from html import unescape
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """*Weights in the loss* on the page *Gap*: asked for, summed by a job, told like a plain count; and missing columns."""
 
-from __future__ import annotations
-
 import io
 import json
 import math

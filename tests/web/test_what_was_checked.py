@@ -1,7 +1,5 @@
 """Pages, lists and twins keep apart what was checked, what failed and what could not be decided."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

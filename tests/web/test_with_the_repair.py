@@ -1,7 +1,5 @@
 """From a finding that a chat template causes: the trajectory under the repaired template, beside the recorded one."""
 
-from __future__ import annotations
-
 import re
 from html import unescape
 from typing import Any

@@ -1,7 +1,5 @@
 """The Workers page: who is there, who has gone silent, what waits, and what it says without Redis."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Stored trajectories for the tests of the trajectory pages, with real text of the demo policy's tokenizer."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Continuing a trajectory from a token, and from both sides of a break, with the demo policy in this process."""
 
-from __future__ import annotations
-
 import io
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """Measuring damage: a job stores it for trajectories and findings; lists, pages, API and the command show it."""
 
-from __future__ import annotations
-
 import json
 from io import StringIO
 from typing import Any

@@ -1,7 +1,5 @@
 """Runs written for trainers, with their own rows and with those of another strategy."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Sequence

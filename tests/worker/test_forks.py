@@ -1,7 +1,5 @@
 """A process that forks while a thread of its own uses the database: the new process can use it as well."""
 
-from __future__ import annotations
-
 import os
 import sqlite3
 import threading

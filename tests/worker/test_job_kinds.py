@@ -1,7 +1,5 @@
 """Every kind of job: one at a time for its subject, gone with it, and taken up after its worker was killed."""
 
-from __future__ import annotations
-
 import contextlib
 import sqlite3
 import subprocess

@@ -1,7 +1,5 @@
 """Jobs: a run judged anew or written to a file, by a worker that may die, be cancelled, or be sent twice."""
 
-from __future__ import annotations
-
 import io
 import json
 from datetime import timedelta

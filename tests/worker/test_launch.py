@@ -1,7 +1,5 @@
 """Launching in this process: what is stored before the work, what the work leaves, and what ends it."""
 
-from __future__ import annotations
-
 import io
 import json
 import sys

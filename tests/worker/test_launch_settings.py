@@ -1,7 +1,5 @@
 """A setting of a launch is declared once: the form, the command and the API know it, its words and its bounds."""
 
-from __future__ import annotations
-
 import json
 from argparse import ArgumentParser
 from dataclasses import Field, fields

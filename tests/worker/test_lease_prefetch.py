@@ -1,7 +1,5 @@
 """Jobs leased ahead of the loop: what is ready is given at once, and the loop waits only when it has nothing else."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Sequence
 

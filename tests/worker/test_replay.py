@@ -1,7 +1,5 @@
 """Strategies replayed over what is stored."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path

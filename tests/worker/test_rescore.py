@@ -1,7 +1,5 @@
 """Scoring a run again: the stored rows go to an engine, and its log-probabilities become a column of the run."""
 
-from __future__ import annotations
-
 import json
 from concurrent.futures import Future
 from dataclasses import replace

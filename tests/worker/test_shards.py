@@ -1,7 +1,5 @@
 """Large jobs: cut into shards, which any workers do in any order, with the result of one worker."""
 
-from __future__ import annotations
-
 import io
 import random
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What a worker does when its storage process or its database does not store: it tries again, with a limit."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

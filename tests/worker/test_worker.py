@@ -4,8 +4,6 @@ Engines that compute are real where a test is about them. Otherwise a server ans
 run is then the same, and it costs neither torch nor the processor.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

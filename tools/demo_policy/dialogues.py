@@ -1,7 +1,5 @@
 """Synthetic calculator dialogues that the demo policy is trained on, made from the training part of the problems."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass
 from typing import Any

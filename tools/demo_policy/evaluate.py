@@ -1,7 +1,5 @@
 """Measures the demo policy: whole episodes on held-out problems, token in and token out."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from dataclasses import asdict, dataclass

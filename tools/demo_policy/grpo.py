@@ -5,8 +5,6 @@ reward minus the mean of its group, over the standard deviation. It weighs the l
 One update follows each batch of rollouts, so the clipped ratio is 1 where it is taken.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Builds the demo policy's tokenizer: a byte-level BPE with the usual special tokens and separate digits."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Trains the demo policy from random weights: ``manage.py train_demo_policy``."""
 
-from __future__ import annotations
-
 import os
 import random
 import time

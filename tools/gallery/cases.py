@@ -1,7 +1,5 @@
 """The trajectories of the gallery: for each kind of finding, the smallest episode of the demo policy that shows it."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Callable, Iterator

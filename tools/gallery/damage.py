@@ -1,7 +1,5 @@
 """The damage of each kind of finding of the gallery to the gradient of the demo policy, as a table of the docs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """Makes the bundle of the gallery: every trajectory is checked to show its kind of finding and nothing else."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Trajectories of the gallery whose calls form a tree: a sub-agent, and a compaction of the conversation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

@@ -5,8 +5,6 @@ no parsing, template, environment, storage or diagnosis. It needs no Django: ``E
 engine.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

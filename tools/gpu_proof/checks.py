@@ -1,7 +1,5 @@
 """What is verified of a finished run: the stored ids against the engine's, and the stored log-probabilities."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

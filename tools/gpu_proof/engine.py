@@ -1,7 +1,5 @@
 """The vLLM engine as a worker builds it, with a witness that records what went in and what came out."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

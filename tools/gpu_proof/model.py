@@ -5,8 +5,6 @@ therefore a constant that survives to the output. There it serves as the bias th
 makes the stop token as likely as wanted, and ids that the tokenizer lacks are never drawn.
 """
 
-from __future__ import annotations
-
 import math
 import shutil
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Writes a proof's result into docs/gpu.md: the part between two marks is replaced, the rest stays."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """An environment that asks a fixed number of times and ignores the answers. For load, not for learning."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping
 from typing import Any

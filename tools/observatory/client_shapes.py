@@ -1,7 +1,5 @@
 """What clients really send, as conversations, and what a chat template makes of each."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Sequence

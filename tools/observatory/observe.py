@@ -4,8 +4,6 @@ Files of the same bytes are looked at once. Templates of one family stand below 
 revision to the next is said.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

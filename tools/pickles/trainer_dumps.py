@@ -1,7 +1,5 @@
 """The rows of what slime, miles and SkyRL pickle, as trajectories."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import Any

@@ -3,8 +3,6 @@
 The backup holds what the database holds, so keep it as safe. SECRET_KEY is not in it.
 """
 
-from __future__ import annotations
-
 from argparse import ArgumentParser
 from typing import Any
 

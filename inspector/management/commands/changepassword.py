@@ -1,7 +1,5 @@
 """Change the password of an account; a line in the audit log says so."""
 
-from __future__ import annotations
-
 import getpass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Make an admin of the server; a line in the audit log says so."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from django.contrib.auth.management.commands import createsuperuser

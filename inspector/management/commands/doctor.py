@@ -3,8 +3,6 @@
 Ends with status 1 where a difference is harmful. `manage.py check` says what one machine knows by itself.
 """
 
-from __future__ import annotations
-
 import json
 from argparse import ArgumentParser
 from dataclasses import asdict

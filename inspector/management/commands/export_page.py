@@ -1,7 +1,5 @@
 """Write a trajectory, or one of its findings, to one HTML file that opens without a server."""
 
-from __future__ import annotations
-
 import json
 from argparse import ArgumentParser
 from pathlib import Path

@@ -3,8 +3,6 @@
 The database may be of any kind. Start the server afterwards.
 """
 
-from __future__ import annotations
-
 from argparse import ArgumentParser
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Answers a POST that asks a worker for a job of a run and then shows the page of its result."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A job as pages and the API show it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Self

@@ -1,7 +1,5 @@
 """What can be done to a run that has ended: diagnose it again, export it, replay strategies over it."""
 
-from __future__ import annotations
-
 import tempfile
 import threading
 from typing import IO, Any

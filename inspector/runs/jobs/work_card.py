@@ -1,7 +1,5 @@
 """What can be done to a run that has ended, as a card of its page."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from rollout_inspector.diagnose import VERSION

@@ -1,7 +1,5 @@
 """`/import`: upload files of trajectories. A worker reads them, and the page of the run shows its progress."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from django.conf import settings

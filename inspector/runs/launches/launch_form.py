@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import Field, asdict, fields
-from typing import Any
+from typing import Any, get_args
 
 from django import forms
 
@@ -207,7 +207,7 @@ def setting_field(setting: Field[Any]) -> forms.Field:
     words = {"label": facts["label"], "help_text": facts["help"], "required": facts.get("required", False)}
     if "least" in facts:
         number = {**words, "min_value": facts["least"], "max_value": facts["most"]}
-        if not setting.type.startswith("float"):
+        if float not in (setting.type, *get_args(setting.type)):
             return forms.IntegerField(**number)
         return forms.FloatField(**number, widget=forms.NumberInput(attrs={"step": "any"}))
     if setting.name == "stop":
@@ -216,7 +216,7 @@ def setting_field(setting: Field[Any]) -> forms.Field:
     if setting.name == "template_kwargs":
         words.pop("required")
         return JsonField(dict, '{"enable_thinking": false}', **words, widget=code_area(2))
-    if setting.type == "bool":
+    if setting.type is bool:
         return forms.BooleanField(**words)
     return forms.ChoiceField(**words)
 

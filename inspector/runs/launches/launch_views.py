@@ -1,7 +1,5 @@
 """`/runs/new`: the launch form."""
 
-from __future__ import annotations
-
 from typing import Any
 from urllib.parse import urlencode
 

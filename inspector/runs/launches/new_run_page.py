@@ -1,7 +1,5 @@
 """What the forms of a new run show: the one that launches it, and the one that uploads it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A launched run whose chat template was refused: the finding, the check of that template, and its repair."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from urllib.parse import urlencode
 

@@ -1,7 +1,5 @@
 """`/runs/<code>/alarms`: the limits that hold in a run, where it is above one, and the form that sets a limit."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

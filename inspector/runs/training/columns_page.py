@@ -1,7 +1,5 @@
 """`/runs/<code>/columns`: the columns of log-probabilities of a run, a form that makes one, and two held together."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from django.http import HttpRequest, HttpResponse

@@ -1,7 +1,5 @@
 """The named causes of a run's gap between trainer and sampler, as the pages of runs show them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

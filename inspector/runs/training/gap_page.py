@@ -1,7 +1,5 @@
 """`/runs/<code>/gap`: how far trainer and sampler are apart on a run, why, and what each loss makes of it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Several runs on the same axes: a chart for each figure of a training step, and a sentence that says what differs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The charts over training steps or policy versions: their lines, and the numbers beside each."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """`/runs/<code>/training`: a run by the step of its trainer, and since when it has each finding."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -4,8 +4,6 @@ The diagnosis stores what encoding the text again changes. Where it did not, thi
 limited process that is kept warm; what that cannot encode in time is a notice.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

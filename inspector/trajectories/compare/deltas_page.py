@@ -5,8 +5,6 @@ difference of two renders of a small conversation that ends in the step's own me
 the cache keeps the renders, because they follow from stored texts alone.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping, Sequence

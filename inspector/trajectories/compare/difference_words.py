@@ -1,7 +1,5 @@
 """What a comparison shows, counted in one sentence: what is missing, added, replaced, moved or masked, and where."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Two rollouts side by side: the rows of a trajectory against those of another, of its group or of another run."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

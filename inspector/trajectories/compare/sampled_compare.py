@@ -1,7 +1,5 @@
 """A recorded row against the stream that the model sampled, and against its row under the repaired chat template."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any

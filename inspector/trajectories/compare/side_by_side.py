@@ -3,8 +3,6 @@
 Both sides of a line come from one group of an alignment, so that they cannot drift apart.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence

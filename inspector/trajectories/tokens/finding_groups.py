@@ -1,7 +1,5 @@
 """Findings as cards: equal ones share a card, the worst card first, each with its Markdown and its place in the run."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

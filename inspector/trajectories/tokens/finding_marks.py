@@ -1,7 +1,5 @@
 """Where findings are drawn over a row: marks, the places where tokens are missing, and the two sides of a card."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """The findings of a trajectory: as the API tells them, and where a row holds their places."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self

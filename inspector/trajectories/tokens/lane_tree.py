@@ -1,7 +1,5 @@
 """The lanes of a trajectory whose steps form a tree: what the page draws beside the tokens, and the same as JSON."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

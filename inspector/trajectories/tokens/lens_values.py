@@ -1,7 +1,5 @@
 """The values of a lens that is a column: of a trainer, of what an engine told, or the weight of a token in a loss."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

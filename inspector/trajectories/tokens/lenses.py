@@ -5,8 +5,6 @@ A lens that needs its own CSS classes adds them to ``rollout_inspector/text/html
 A lens that is a scale from 0 to 8 only computes ``classes``. A trainer's column is a lens without an entry here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The loss mask explained: how many tokens of each role and turn are trained, why, and what looks odd."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the pages of a trajectory read: findings, turns, tokens. The number of queries is fixed."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What is drawn of a row at a place: the bar, the legend, the map, the strips, and the turns with their tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property

@@ -1,7 +1,5 @@
 """The scale of a lens: fixed thresholds, so that one colour means the same in every row."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

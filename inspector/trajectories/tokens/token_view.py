@@ -1,7 +1,5 @@
 """A row of a trajectory at the place that an address names, read once for its page, its JSON, its cards and files."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum

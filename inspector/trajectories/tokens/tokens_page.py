@@ -1,7 +1,5 @@
 """The tokens page as JSON: a row of a trajectory with its turns, findings and a window of tokens; and its cards."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NotRequired, TypedDict

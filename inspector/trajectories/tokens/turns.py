@@ -1,7 +1,5 @@
 """The turns of a row and its findings, arranged for reading. Nothing here reads the database."""
 
-from __future__ import annotations
-
 import json
 from bisect import bisect_left
 from collections import Counter

@@ -4,8 +4,6 @@ A state file says what was pushed. It is replaced after each push that the serve
 the last one ended. A push that was taken just before a crash is sent again, and the server knows its ids.
 """
 
-from __future__ import annotations
-
 import errno
 import fnmatch
 import hashlib

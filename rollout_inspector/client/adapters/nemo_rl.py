@@ -5,8 +5,6 @@
 ``grpo_train`` hands the rows of each step to ``Logger.log_batched_dict_as_jsonl``, as ``train_data_step{N}.jsonl``.
 """
 
-from __future__ import annotations
-
 import re
 import secrets
 from collections.abc import Iterator, Mapping

@@ -6,8 +6,6 @@
 Tested with verifiers 0.4.0, and with the shapes of prime-rl 0.5.0.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """What ``push`` and ``watch`` share: parts of files, the prefix and the training step of a path, and what they say."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

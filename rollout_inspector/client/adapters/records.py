@@ -1,7 +1,5 @@
 """Writes what trainers hold as lines of the project's JSONL (``own_jsonl``), from plain lists, arrays or tensors."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 

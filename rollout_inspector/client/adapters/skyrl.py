@@ -6,8 +6,6 @@ That is the last line of ``get_generator`` in a subclass of ``BasePPOExp``. A ``
 parts that a push takes, and the format ``skyrl`` reads it.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, is_dataclass

@@ -7,8 +7,6 @@
 trainer's own. Tested with the shapes of slime 0.4.0 and miles 0.2.1.
 """
 
-from __future__ import annotations
-
 import inspect
 import os
 import secrets

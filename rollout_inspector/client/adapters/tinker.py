@@ -7,8 +7,6 @@ It stands around ``do_train_step_and_get_sampling_client``, which synchronous an
 groups of a step. A loop of your own calls :func:`send_groups`.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Iterable, Iterator
 from typing import Any

@@ -3,8 +3,6 @@
 Nothing is imported. The thread of the trainer asks, because MLflow and trackio know a run by thread or context.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Callable

@@ -6,8 +6,6 @@ The trainer hands no rollouts to its callbacks. So this one stands around two me
 ``_calculate_rewards``, which knows the rewards, and ``_generate_and_score_completions``, which returns the batch.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

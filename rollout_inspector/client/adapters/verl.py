@@ -7,8 +7,6 @@ manager with workers whose outputs are streamed when their reward is there. The 
 for, because verl is imported then. Where verl traces some of the samples only, the same samples are streamed.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar

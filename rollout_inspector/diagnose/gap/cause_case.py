@@ -1,7 +1,5 @@
 """The tokens of a run while causes are looked for: which of them no cause explains yet, and what rules ask of them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -3,8 +3,6 @@
 The causes come from public threads of trainers and engines; docs/gap.md says how each is decided.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -6,8 +6,6 @@ the rest: temperature, renormalised top-p, a stale cache, weights that were not 
 is ``unexplained``. A cause whose column the source lacks is undecided, with a sentence. docs/gap.md lists the rules.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from rollout_inspector.diagnose.gap.cause_case import QUIET_STEPS, QUIET_TIMES, Cause, CauseCase

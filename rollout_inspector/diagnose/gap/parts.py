@@ -1,7 +1,5 @@
 """The gap of each token as a sum of named parts, where an engine has scored and decoded the run again."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Rules that find a cause at some places of a run: in certain rows, at certain offsets, on certain tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The gap of a run as one JSON object: figures, causes, the worst tokens, and the gap by what a token is and where."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Classes of tokens by which the gap is told apart: control, white space, digits, tool call, reasoning, other."""
 
-from __future__ import annotations
-
 from enum import IntEnum
 
 import numpy as np

@@ -4,8 +4,6 @@
 over tokens is ``[N]``, in the order of trajectories, rows and offsets. Only tokens under the loss mask are held.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence

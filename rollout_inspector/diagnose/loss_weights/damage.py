@@ -4,8 +4,6 @@ A policy gradient is a sum of terms ``weight * gradient of log p(token | tokens 
 counts as sampled. A term that both sides have cancels; each other one belongs to the finding that explains it.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The weights of a run, summed: how much is clipped, masked or not decidable, and what findings hold."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

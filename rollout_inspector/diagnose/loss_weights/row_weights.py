@@ -1,7 +1,5 @@
 """The tokens of a row as a loss sees them, and the weight of each under a rule."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

@@ -4,8 +4,6 @@ The weight of a token is minus the derivative of the loss with respect to its lo
 moment of the trainer's forward pass. It follows from stored columns. docs/loss-weights.md has formulas and sources.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

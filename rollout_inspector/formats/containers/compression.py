@@ -1,7 +1,5 @@
 """Packed files: gzip and zstd, one frame behind the other."""
 
-from __future__ import annotations
-
 import gzip
 import zlib
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Cuts a file into parts, which workers read side by side."""
 
-from __future__ import annotations
-
 from typing import IO, NamedTuple
 
 from rollout_inspector.formats import limits

@@ -3,8 +3,6 @@
 Each element is then read like a line. docs/decisions/0016-json-arrays.md says why no library does this.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 

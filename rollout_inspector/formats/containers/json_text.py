@@ -1,7 +1,5 @@
 """JSON text as it is stored, compared and written."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """Where the lines of a plain file lie, found without decoding them."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Parquet as a container: each row is read like a line of JSON, so every format may come in Parquet."""
 
-from __future__ import annotations
-
 import math
 import os
 import resource

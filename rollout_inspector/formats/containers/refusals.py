@@ -1,7 +1,5 @@
 """The refusals of a reader: of one line, and of a whole file."""
 
-from __future__ import annotations
-
 from rollout_inspector.refusal import Refusal
 
 

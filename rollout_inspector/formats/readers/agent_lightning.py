@@ -1,7 +1,5 @@
 """agent-lightning rollouts: one rollout a line, with a triplet of prompt, response and reward for each call."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

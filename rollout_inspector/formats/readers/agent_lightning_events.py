@@ -6,8 +6,6 @@ The gateway of agent-lightning records each call that passes it, request and ass
 a rollout are one trajectory, in the order of the file.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial

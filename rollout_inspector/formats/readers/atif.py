@@ -3,8 +3,6 @@
 A step of the agent is one call of the model. Facts: https://harborframework.com/docs/agents/trajectory-format
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any

@@ -3,8 +3,6 @@
 Facts: TRL ``trl/trainer/sft_trainer.py`` and ``dpo_trainer.py`` (the columns of their data sets).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any

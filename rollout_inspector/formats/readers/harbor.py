@@ -4,8 +4,6 @@ A detail is a chat history with three lists, one element for each turn: prompt i
 The first detail is the main agent; others are sub-agents, summaries and other branches.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

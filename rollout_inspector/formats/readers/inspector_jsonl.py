@@ -1,7 +1,5 @@
 """This project's own JSONL: one trajectory a line, lossless. Prompts and messages stand as what each step adds."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """This project's own Parquet: one trajectory a row, lossless, with columns to sort and filter by."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import IO, Any
 

@@ -4,8 +4,6 @@ Conversations, rewards and groups stand in ``trajectory/{N}.jsonl`` beside that 
 conversation, in the same order. Both files are read together where the folder is at hand.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping

@@ -5,8 +5,6 @@
 Agents of aviary write a list of transitions instead, each the items of the whole conversation so far.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """NeMo RL ``train_data_step{N}.jsonl``: training rows, right-padded. Every value but ``idx`` is a list of one."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from rollout_inspector.formats import shapes

@@ -1,7 +1,5 @@
 """prime-rl token export ``token_exports/step_{N}/rank_{r}.jsonl``: flat training rows with trainer-side columns."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

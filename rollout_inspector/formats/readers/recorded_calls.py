@@ -5,8 +5,6 @@ trajectory by itself, so bare answers of a server are read too. So is the output
 OpenAI write it: the answer stands in ``response.body``, and ``custom_id`` names it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial

@@ -3,8 +3,6 @@
 A gateway in cumulative mode writes of each prompt only what it adds to the stream of the call before it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """rLLM's own values as JSON: ``Episode.to_dict()``, ``Trajectory.to_dict()`` or ``Step.to_dict()``, one a line."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any

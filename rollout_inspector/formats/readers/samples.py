@@ -3,8 +3,6 @@
 Facts: slime ``slime/utils/types.py`` (``Sample``); OpenRLHF ``openrlhf/trainer/ppo_utils/experience.py``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any

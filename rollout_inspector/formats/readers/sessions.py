@@ -1,7 +1,5 @@
 """Reads files of calls: many lines make one trajectory, and trajectories may interleave."""
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace

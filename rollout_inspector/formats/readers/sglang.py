@@ -3,8 +3,6 @@
 ``meta_info`` holds what was sampled. Lines of one ``session_id`` are one trajectory, in the order of the file.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any

@@ -3,8 +3,6 @@
 Their steps have no ids, only the text of the file. One ``_format(...)`` adds a file of one trainer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial

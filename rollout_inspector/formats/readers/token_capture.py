@@ -1,7 +1,5 @@
 """NeMo Gym token capture ``<rollout_id>.tokens.jsonl``: one model call a line, ordered by prompt length."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any

@@ -3,8 +3,6 @@
 Facts: the table in ``tinker_cookbook/tokendb/README.md`` of thinking-machines-lab/tinker-cookbook, schema version 2.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Rows in the shapes that trainers take them in, read back: what our exports write, and what users dump themselves."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial

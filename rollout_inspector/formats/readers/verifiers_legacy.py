@@ -1,7 +1,5 @@
 """verifiers ``results.jsonl`` saved with ``state_columns=["trajectory"]``: steps with their tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ A sampled node holds the generation prompt (mask False) and its completion (mask
 holds before that. Each sampled node is a step; more than one leaf shows as a branch.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Why a row must not be written for a trainer: the kind of finding that the diagnosis has for the fault."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

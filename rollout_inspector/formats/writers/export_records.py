@@ -3,8 +3,6 @@
 Values of a token keep its place. 0 stands where nothing was sampled, as the trainers write it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any

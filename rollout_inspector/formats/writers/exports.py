@@ -4,8 +4,6 @@ A row that breaks the target's invariants is refused with the finding that names
 or leaves its trajectory out.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack

@@ -3,8 +3,6 @@
 A trainer's file holds fields that no reader of ours knows, so a record is changed where it stands.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

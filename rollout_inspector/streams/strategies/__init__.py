@@ -3,8 +3,6 @@
 A strategy is one class and one line in ``STRATEGIES``. The class holds everything about it: slug, sentence, needs.
 """
 
-from __future__ import annotations
-
 from rollout_inspector.streams.strategies.appending import FixedBase, SingleMessage, ToolDelta
 from rollout_inspector.streams.strategies.bridge import Bridge
 from rollout_inspector.streams.strategies.protocol import Context, Strategy, StrategyRefused, TemplateRewrites

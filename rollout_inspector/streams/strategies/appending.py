@@ -1,7 +1,5 @@
 """The strategies that keep completions verbatim in one growing buffer. They differ in the ids between completions."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The strategy with an object that knows the model's format. It extends the stream exactly, or refuses."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

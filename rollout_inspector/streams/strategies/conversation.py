@@ -1,7 +1,5 @@
 """Cuts a recorded trajectory into conversations that grow. A new one begins where history was rewritten."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any

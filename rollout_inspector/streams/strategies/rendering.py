@@ -1,7 +1,5 @@
 """The strategies that keep messages and render them again. The engine reads encoded text, not sampled ids."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace

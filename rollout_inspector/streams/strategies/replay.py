@@ -1,7 +1,5 @@
 """Replay: the rows that another strategy would have made of a recorded trajectory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """A table of role formats: what stands around a role's messages is encoded apart from their text (verl, source 4)."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial

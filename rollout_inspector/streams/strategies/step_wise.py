@@ -4,8 +4,6 @@ The prompts of a launched run are built like those of ``tool_delta``. A recorded
 context that the model saw, even if it does not extend the step before.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """One chat template for the engine's prompts, another for the trainer's rows (verl, source 4)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 

@@ -6,8 +6,6 @@ Bytes that are no UTF-8 are drawn in hexadecimal. A character whose bytes lie in
 of its first byte; the other tokens show their bytes.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

@@ -15,8 +15,6 @@ Where tokens are missing, an empty link stands at the end of the token before th
 token. CSS draws its words, so no copy holds them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache

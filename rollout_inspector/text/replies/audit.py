@@ -3,8 +3,6 @@
 Pure: a parser is anything that makes a :class:`ParserReading`. All work is bounded, because a model may write anything.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Chooses how tool calls are read: by the tokenizer's response template, or in the form that a chat template writes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from rollout_inspector.streams.interfaces import Conversation, Renderer, RenderFailed

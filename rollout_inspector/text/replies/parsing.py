@@ -1,7 +1,5 @@
 """From a completion to a message. Under TITO the message only routes the turn (is there a tool call?)."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import string

@@ -3,8 +3,6 @@
 No model is known by name. A learned form is used only if it reads back the calls that it was learned from.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence

@@ -4,8 +4,6 @@ The bytes of a stream, joined, are exactly the bytes that the encoder read. A to
 its half. It needs numpy and the standard library alone.
 """
 
-from __future__ import annotations
-
 import mmap
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """A tokenizer's folder: its files, and their limits. Nothing is parsed here."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterable
 from pathlib import Path

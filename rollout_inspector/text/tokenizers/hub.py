@@ -1,7 +1,5 @@
 """Fetches a tokenizer from the Hugging Face hub, where the installation allows it: JSON and template files only."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

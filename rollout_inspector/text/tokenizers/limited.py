@@ -3,8 +3,6 @@
 Several threads may ask; a process answers one of them at a time. Forked processes start their own.
 """
 
-from __future__ import annotations
-
 import atexit
 import os
 import signal

@@ -5,8 +5,6 @@ files are parsed, and its library runs, in a limited process (``worker``). What 
 table of the tokens' bytes.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 import time

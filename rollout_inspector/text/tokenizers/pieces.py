@@ -4,8 +4,6 @@ Encoders first cut a text at its control tokens and encode each stretch by itsel
 its stretches, joined. Where a tokenizer has rules that reach across a control token, nothing is cut.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from contextlib import suppress

@@ -4,8 +4,6 @@ Each part of the path and each file is opened by itself, and a link is never fol
 its place between the check and the read.
 """
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Byte tables on disk: written once from a tokenizer, then memory-mapped. Pages read them and need no tokenizer."""
 
-from __future__ import annotations
-
 import json
 import mmap
 from pathlib import Path

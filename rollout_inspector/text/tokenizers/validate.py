@@ -3,8 +3,6 @@
 What the files hold is looked at in a limited process alone.
 """
 
-from __future__ import annotations
-
 import io
 import stat
 import tempfile

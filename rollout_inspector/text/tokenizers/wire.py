@@ -1,7 +1,5 @@
 """A message between this process and that of a tokenizer: a small JSON object, and arrays as raw bytes behind it."""
 
-from __future__ import annotations
-
 import json
 import struct
 from collections.abc import Mapping, Sequence

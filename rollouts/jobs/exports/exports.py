@@ -1,7 +1,5 @@
 """Writes stored trajectories in any format of ours, with their own rows or with the rows of another strategy."""
 
-from __future__ import annotations
-
 import logging
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

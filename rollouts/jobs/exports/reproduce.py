@@ -1,7 +1,5 @@
 """Writes a finding as a Python script with the ids, the request and the assertions. It needs transformers alone."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any

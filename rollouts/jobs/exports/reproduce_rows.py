@@ -1,7 +1,5 @@
 """The variables and assertions of a script about a training row, for each kind of row fault."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

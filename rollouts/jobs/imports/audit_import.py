@@ -1,7 +1,5 @@
 """What an audit flagged becomes a file of its own, which is then imported like any other."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from itertools import groupby
 from operator import itemgetter

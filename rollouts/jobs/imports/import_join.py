@@ -3,8 +3,6 @@
 Each step may be done again, because a worker may be lost between any two of them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 from collections.abc import Callable, Iterator

@@ -4,8 +4,6 @@ A shard stores its trajectories in a range of indices of its own, and keeps the 
 join then sets the ids of the trajectories and their places in the order of the files.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial

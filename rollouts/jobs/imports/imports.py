@@ -1,7 +1,5 @@
 """Imports: files are read as a stream and stored in batches of bounded size, each file whole or not at all."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import time

@@ -4,8 +4,6 @@ A file that uses an id twice loses the later line. If an earlier file has an id,
 file in front. Workers keep a hash of every id, so that only ids that occur twice are looked at.
 """
 
-from __future__ import annotations
-
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

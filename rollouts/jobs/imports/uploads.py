@@ -3,8 +3,6 @@
 A job names both by a key. What a command reads in place has a link in the data folder of its machine under that key.
 """
 
-from __future__ import annotations
-
 import logging
 import shutil
 from collections.abc import Iterator, Sequence

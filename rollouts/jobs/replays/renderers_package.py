@@ -3,8 +3,6 @@
 The renderer is found by what it renders. A model's name would be wrong for a fine-tune or another template.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a replay needs of a run: its tokenizer, its chat templates and its trajectories, each reply with its message."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Replays of strategies over all trajectories of a run, in shards where the run is large."""
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing

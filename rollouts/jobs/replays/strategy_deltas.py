@@ -1,7 +1,5 @@
 """The deltas that each strategy would put between the completions of a conversation that was never sampled."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

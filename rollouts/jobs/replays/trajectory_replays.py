@@ -1,7 +1,5 @@
 """Replays of strategies over one stored trajectory. A page asks for one and a worker makes it."""
 
-from __future__ import annotations
-
 import hashlib
 from typing import Any
 

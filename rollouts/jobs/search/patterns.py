@@ -1,7 +1,5 @@
 """What is looked for in tokens: ids with wildcards, a text, or a regular expression; each finds ranges of a buffer."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ A part ends after so many results or so much time, and names the place where the
 is found so far, nobody waits in a request, and a search stops when nobody asks for the next part.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field

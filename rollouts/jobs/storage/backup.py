@@ -4,8 +4,6 @@ A file never changes under its key, so files may be copied after the snapshot. W
 between, the database is read again. ``manifest.json`` is written last and holds the size and SHA-256 of everything.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import tempfile

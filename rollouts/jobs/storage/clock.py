@@ -4,8 +4,6 @@ A clock that is set forward by mistake makes everything old at once. So the file
 sweep. After a long gap the next one waits: the clock was moved, or nothing ran.
 """
 
-from __future__ import annotations
-
 import time
 from datetime import UTC, datetime
 from io import BytesIO

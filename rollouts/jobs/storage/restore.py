@@ -1,7 +1,5 @@
 """Fills an empty database, of any kind, and a file storage from a backup. The backup may be of an older version."""
 
-from __future__ import annotations
-
 import hashlib
 import tempfile
 from collections.abc import Callable

@@ -4,8 +4,6 @@ A run stays while it or a job of it is under way or a file of an export is offer
 It also stays while a share link to it or to one of its trajectories is live: to keep a run for good, share it.
 """
 
-from __future__ import annotations
-
 import logging
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta

@@ -1,7 +1,5 @@
 """Moves the token arrays of a run from one store to the other, in batches, while the run is read."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from rollout_inspector.streams.batches import batched

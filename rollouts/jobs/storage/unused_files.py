@@ -1,7 +1,5 @@
 """Files that nobody needs any more, because a process was killed before it could remove them."""
 
-from __future__ import annotations
-
 import logging
 import shutil
 import time

@@ -1,7 +1,5 @@
 """Make a token by which a program works, and print it, once; or list or revoke tokens."""
 
-from __future__ import annotations
-
 import json
 from argparse import ArgumentParser
 from typing import Any

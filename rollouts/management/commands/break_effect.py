@@ -3,8 +3,6 @@
 Both sides have the same seeds. With --wait it prints the difference of their rewards with its 95 % interval.
 """
 
-from __future__ import annotations
-
 from rollouts.management.commands import fork
 from rollouts.store.models import StoredTrajectory
 from rollouts.store.runs.forks import ForkFigures, effects_of

@@ -3,8 +3,6 @@
 The weights are those of a served model. One step, this checkpoint: it tells nothing of later ones.
 """
 
-from __future__ import annotations
-
 import json
 from argparse import ArgumentParser
 from functools import partial

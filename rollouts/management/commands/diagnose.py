@@ -3,8 +3,6 @@
 With another tokenizer or chat template if one is named. The run's page shows the progress and can cancel it.
 """
 
-from __future__ import annotations
-
 import json
 from argparse import ArgumentParser
 from typing import Any

@@ -1,7 +1,5 @@
 """Write the finished trajectories of a run to a file, whole or not at all."""
 
-from __future__ import annotations
-
 import sys
 from argparse import ArgumentParser
 from dataclasses import fields

@@ -1,7 +1,5 @@
 """List the findings of a run or a trajectory, or what each check of the diagnosis came to."""
 
-from __future__ import annotations
-
 import json
 from argparse import ArgumentParser
 from collections.abc import Container, Iterator

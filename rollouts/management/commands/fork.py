@@ -3,11 +3,9 @@
 With --wait it prints the continuations at their end. Where no worker serves the model, --wait makes them here.
 """
 
-from __future__ import annotations
-
 from argparse import ArgumentParser
 from dataclasses import fields
-from typing import Any
+from typing import Any, get_args
 
 from django.core.management.base import CommandError
 
@@ -29,15 +27,15 @@ class Command(TerminalCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("trajectory", metavar="TRAJECTORY", help="code of a trajectory")
         for setting in fields(ForkSettings):
-            name, kind = f"--{setting.name.replace('_', '-')}", setting.type.partition(" ")[0]
+            name, kind = f"--{setting.name.replace('_', '-')}", next(iter(get_args(setting.type)), setting.type)
             if setting.name in (PLACE if self.of_finding else ("finding",)):
                 continue
             words = {"default": setting.default, "help": setting.metadata["description"]}
-            if kind == "bool":
+            if kind is bool:
                 parser.add_argument(name, action="store_true", help=words["help"])
             else:
                 is_needed = setting.name in ("finding", "row", "at")
-                parser.add_argument(name, type={"int": int, "float": float}.get(kind, str), required=is_needed, **words)
+                parser.add_argument(name, type=kind, required=is_needed, **words)
         parser.add_argument("--wait", action="store_true", help="return when the continuations have ended")
         parser.add_argument("--json", action="store_true", help="print one JSON object")
 

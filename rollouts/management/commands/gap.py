@@ -1,7 +1,5 @@
 """Print how far trainer and sampler are apart on the trained tokens of a run, and why."""
 
-from __future__ import annotations
-
 import json
 from argparse import ArgumentParser
 from typing import Any

@@ -3,8 +3,6 @@
 Neither Redis nor a worker is needed.
 """
 
-from __future__ import annotations
-
 import json
 from argparse import ArgumentParser
 from pathlib import Path

@@ -4,8 +4,6 @@ With --wait it prints the result at its end. If no REDIS_URL names a broker and 
 model, --wait makes the rollouts in this process.
 """
 
-from __future__ import annotations
-
 import json
 from argparse import ArgumentParser
 from dataclasses import fields
@@ -43,7 +41,7 @@ class Command(TerminalCommand):
         for setting in fields(LaunchSettings):
             arguments = {"default": getattr(_DEFAULTS, setting.name), "help": setting.metadata["description"]}
             if "least" in setting.metadata:
-                arguments |= {"type": float if setting.type == "float" else int, "metavar": "N"}
+                arguments |= {"type": float if setting.type is float else int, "metavar": "N"}
             parser.add_argument(
                 f"--{setting.name.replace('_', '-')}", **{**arguments, **_OPTIONS.get(setting.name, {})}
             )

@@ -3,8 +3,6 @@
 Once; then it is found again.
 """
 
-from __future__ import annotations
-
 import json
 from argparse import ArgumentParser
 from typing import Any

@@ -3,8 +3,6 @@
 Which are clipped or masked, and what findings hold of the weight.
 """
 
-from __future__ import annotations
-
 import json
 from argparse import ArgumentParser
 from typing import Any

@@ -4,8 +4,6 @@ Segments are Parquet files of the file storage. The run can be read meanwhile. A
 command is given again.
 """
 
-from __future__ import annotations
-
 from argparse import ArgumentParser
 from typing import Any
 

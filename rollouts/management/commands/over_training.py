@@ -1,7 +1,5 @@
 """Print a run by training step: trajectories, findings by kind, gap between trainer and sampler."""
 
-from __future__ import annotations
-
 import json
 from argparse import ArgumentParser
 from dataclasses import asdict

@@ -4,8 +4,6 @@ The parsers are those of the installed vLLM and the form of the chat template; w
 counted in sampled ids.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from argparse import ArgumentParser

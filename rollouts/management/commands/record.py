@@ -3,8 +3,6 @@
 The harness changes its base URL, and every call is stored as a step of a live trajectory. See docs/recorder.md.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

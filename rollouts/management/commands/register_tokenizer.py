@@ -3,8 +3,6 @@
 Nothing of it is executed.
 """
 
-from __future__ import annotations
-
 import json
 from argparse import ArgumentParser
 from typing import Any

@@ -1,7 +1,5 @@
 """Replay strategies over a trajectory or all of a run, and print the rows that result."""
 
-from __future__ import annotations
-
 import json
 from argparse import ArgumentParser
 from collections import deque

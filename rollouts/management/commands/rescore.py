@@ -4,8 +4,6 @@ The engine's log-probabilities of the stored tokens become a column that can be 
 trainer's or another engine's. The run's page shows the progress.
 """
 
-from __future__ import annotations
-
 import json
 from argparse import ArgumentParser
 from functools import partial

@@ -3,8 +3,6 @@
 Nothing is deleted without --delete. Runs that are under way, shared by a live link, or changed within a day stay.
 """
 
-from __future__ import annotations
-
 import json
 from argparse import ArgumentParser, ArgumentTypeError
 from typing import Any

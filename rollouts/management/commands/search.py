@@ -1,7 +1,5 @@
 """Search the tokens, findings or metadata of a run, or of all runs."""
 
-from __future__ import annotations
-
 import json
 import time
 from argparse import ArgumentParser

@@ -1,7 +1,5 @@
 """Engines sample completions. One entry of ``ENGINES`` adds one. An engine knows ids and nothing of the database."""
 
-from __future__ import annotations
-
 from rollouts.sampling.engines.protocol import (
     Engine,
     EngineError,

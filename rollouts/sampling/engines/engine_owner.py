@@ -5,8 +5,6 @@ what was under way is asked again of the next engine. A request that kills every
 asked alone.
 """
 
-from __future__ import annotations
-
 import logging
 import random
 import threading

@@ -6,8 +6,6 @@ Requests and completions cross a pipe; the engine's thread reads and writes the 
 memory runs out, the operating system kills this process. The worker lives on, starts another engine and asks it again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import logging.handlers

@@ -1,7 +1,5 @@
 """What drives an engine, and the owner whose engine runs in a thread of this process."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Callable

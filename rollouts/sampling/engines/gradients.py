@@ -1,7 +1,5 @@
 """How far two gradients of a model lie apart, exactly or over its last layers. Run in the process of an engine."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Keys and values of many sequences in one tensor, one slot each. Live slots come first; finished ones are reused."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -1,7 +1,5 @@
 """By what the weights of a model are known again: a digest of their files."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

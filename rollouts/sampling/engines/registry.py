@@ -3,8 +3,6 @@
 An engine is one module and one entry of ``ENGINES``. No other module knows an engine by its name.
 """
 
-from __future__ import annotations
-
 import importlib
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Draws tokens from logits, each request by its own rules and with its own random numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

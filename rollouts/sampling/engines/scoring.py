@@ -1,7 +1,5 @@
 """Scoring: the log-probabilities that an engine returns for ids that it did not sample. Not every engine can."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A deterministic engine without a model: a function from prompt ids to completion ids."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """An SGLang server that runs elsewhere: ``/generate`` with ``input_ids``."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Stop texts: a completion ends with the token that completes one of them. That token stays part of the completion."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The default engine: a Hugging Face causal LM on the CPU with continuous batching and reuse of keys and values."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

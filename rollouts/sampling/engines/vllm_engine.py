@@ -1,7 +1,5 @@
 """vLLM inside this process: ids in, ids out. The only module that imports vllm, and only at first use."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Sequence

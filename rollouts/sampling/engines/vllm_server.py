@@ -1,7 +1,5 @@
 """A vLLM server that runs elsewhere: ids in, ids out, over HTTP."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Environments: tools that answer, and rewards. One line in ``ENVIRONMENTS`` adds one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 

@@ -4,8 +4,6 @@ A hash of the calculation alone puts a problem into the held-out part or into th
 never trained on any wording of a held-out calculation.
 """
 
-from __future__ import annotations
-
 import hashlib
 import random
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The calculator: arithmetic questions, one tool that evaluates an expression, a reward if the last number is right."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Mapping

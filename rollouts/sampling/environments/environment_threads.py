@@ -1,7 +1,5 @@
 """Waiting for environments in threads, so that a slow one does not delay others."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from queue import SimpleQueue
 from threading import Thread

@@ -1,7 +1,5 @@
 """Evaluates arithmetic that a model wrote: walks over a syntax tree, with limits on everything that can grow."""
 
-from __future__ import annotations
-
 import ast
 import re
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """Lookup: questions about a small corpus, one tool that searches it (BM25), a reward if the answer names the fact."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -1,7 +1,5 @@
 """Prompts from a JSONL file. A line has ``messages``, and may have ``answer`` and ``tools``."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext

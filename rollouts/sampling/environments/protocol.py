@@ -1,7 +1,5 @@
 """What an environment is to the loop: a source of tasks, and an episode for each trajectory that answers and scores."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """reasoning-gym: generated tasks; each data set has a scorer. The package is imported when tasks are made."""
 
-from __future__ import annotations
-
 import importlib.util
 import random
 import sys

@@ -1,7 +1,5 @@
 """SkyRL-Gym: its text environments, with observations as messages. The package is imported when an episode starts."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Mapping, Sequence

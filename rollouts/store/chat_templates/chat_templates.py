@@ -1,7 +1,5 @@
 """Registered chat templates. A run and a check use those of their own project alone."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable
 

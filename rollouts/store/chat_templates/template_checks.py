@@ -1,7 +1,5 @@
 """Chat-template checks, and the request of a stored run that a check is about."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

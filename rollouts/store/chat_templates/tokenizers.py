@@ -3,8 +3,6 @@
 A run and a check use tokenizers of their own project alone, so most functions ask in one project.
 """
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 import tempfile

@@ -4,8 +4,6 @@ A key names a file, such as ``exports/abc/run.jsonl``. What a key names never ch
 same content. So a copy on a machine's own disk is as good as the original.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """A bucket of an S3 server as the file storage, by django-storages and boto3."""
 
-from __future__ import annotations
-
 import io
 import os
 import threading

@@ -5,8 +5,6 @@ A process that uses the entry holds the lock shared. A process that fetches or r
 kernel frees the locks of a killed process.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """A folder as the file storage: each file is written whole or not at all, and only its owner can read it."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

@@ -1,7 +1,5 @@
 """What the file storage returns and raises."""
 
-from __future__ import annotations
-
 from datetime import datetime
 from typing import NamedTuple
 

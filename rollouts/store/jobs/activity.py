@@ -1,7 +1,5 @@
 """Whether work still changes, and whether its worker is lost. Jobs, runs and trajectories share one rule."""
 
-from __future__ import annotations
-
 from datetime import datetime, timedelta
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Jobs: a record describes each kind, the attempt says which worker holds a job, the heartbeat that it lives."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress

@@ -4,8 +4,6 @@ The whole job has no worker while its shards are under way. The worker that ends
 again, and the worker that takes it then puts the results together.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What waits, what is under way and what is stored. The number of queries does not grow with the data."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass, field
 from datetime import datetime

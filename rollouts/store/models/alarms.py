@@ -1,7 +1,5 @@
 """Alarms over the training steps of runs: limits, what is above one, and where a project is told."""
 
-from __future__ import annotations
-
 from django.conf import settings
 from django.db import models
 from django.db.models import Q

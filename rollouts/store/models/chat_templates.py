@@ -1,7 +1,5 @@
 """Chat templates, and what projects call them."""
 
-from __future__ import annotations
-
 from django.db import models
 
 from rollouts.store.models.people import Project

@@ -1,7 +1,5 @@
 """Opaque codes, by which addresses name what is stored."""
 
-from __future__ import annotations
-
 import secrets
 
 ALPHABET = "23456789abcdefghjkmnpqrstuvwxyz"

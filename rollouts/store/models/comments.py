@@ -1,7 +1,5 @@
 """What people say of a trajectory to each other."""
 
-from __future__ import annotations
-
 from django.conf import settings
 from django.db import models
 

@@ -1,7 +1,5 @@
 """JSON that is stored once, however many steps and trajectories name it."""
 
-from __future__ import annotations
-
 from django.db import models
 
 

@@ -1,7 +1,5 @@
 """Findings of the diagnosis."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 
 from django.db import models

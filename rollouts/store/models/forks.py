@@ -1,7 +1,5 @@
 """Forks: runs whose trajectories continue another trajectory from one of its tokens."""
 
-from __future__ import annotations
-
 from django.db import models
 
 from rollouts.store.fields import IdsField

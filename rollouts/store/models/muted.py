@@ -1,7 +1,5 @@
 """Kinds of findings that a project knows and does not want to meet first."""
 
-from __future__ import annotations
-
 from django.conf import settings
 from django.db import models
 

@@ -1,7 +1,5 @@
 """Parser audits: what every parser read of one reply."""
 
-from __future__ import annotations
-
 from django.db import models
 
 from rollouts.store.models.trajectories import StoredTrajectory

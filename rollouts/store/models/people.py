@@ -1,7 +1,5 @@
 """Who works here: projects, their members and invitations, API keys, share links, and the audit log."""
 
-from __future__ import annotations
-
 from django.conf import settings
 from django.db import models
 

@@ -1,7 +1,5 @@
 """Replays: what every strategy would make of a trajectory."""
 
-from __future__ import annotations
-
 from django.db import models
 
 from rollouts.store.fields import IdsField, MaskField, OriginsField

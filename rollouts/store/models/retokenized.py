@@ -1,7 +1,5 @@
 """What encoding the text of a trajectory again would change."""
 
-from __future__ import annotations
-
 from django.db import models
 
 from rollouts.store.fields import IdsField

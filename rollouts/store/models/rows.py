@@ -1,7 +1,5 @@
 """Training rows."""
 
-from __future__ import annotations
-
 from django.db import models
 from django.db.models import Q
 

@@ -1,7 +1,5 @@
 """Runs, the figures of large runs, and the lines that an import could not read."""
 
-from __future__ import annotations
-
 from django.conf import settings
 from django.db import models
 from django.db.models import Q

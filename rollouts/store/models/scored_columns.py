@@ -1,7 +1,5 @@
 """What an engine made of a run's rows after the run: columns of log-probabilities, and the damage of findings."""
 
-from __future__ import annotations
-
 from django.conf import settings
 from django.db import models
 

@@ -1,7 +1,5 @@
 """Which trajectories somebody has looked at."""
 
-from __future__ import annotations
-
 from django.conf import settings
 from django.db import models
 

@@ -1,7 +1,5 @@
 """Steps. A step stores only the tokens that it adds; ``shared_length < parent_length`` means a break."""
 
-from __future__ import annotations
-
 from django.db import models
 from django.db.models import F, Q
 

@@ -1,7 +1,5 @@
 """Checks of chat templates."""
 
-from __future__ import annotations
-
 from django.conf import settings
 from django.db import models
 

@@ -1,7 +1,5 @@
 """Files of the storage that hold token arrays."""
 
-from __future__ import annotations
-
 from django.db import models
 from django.db.models import Q
 

@@ -1,7 +1,5 @@
 """Registered tokenizers."""
 
-from __future__ import annotations
-
 from django.db import models
 
 from rollouts.store.models.chat_templates import ChatTemplate

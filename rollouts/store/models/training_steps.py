@@ -1,7 +1,5 @@
 """Figures of a run by the step of the trainer, and by the version of the policy that sampled."""
 
-from __future__ import annotations
-
 from django.db import models
 
 from rollouts.store.models.runs import Run

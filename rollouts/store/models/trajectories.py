@@ -1,7 +1,5 @@
 """Trajectories, and the indexes of their lists."""
 
-from __future__ import annotations
-
 from django.db import models
 from django.db.models import Q
 

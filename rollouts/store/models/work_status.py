@@ -1,7 +1,5 @@
 """Where work stands."""
 
-from __future__ import annotations
-
 from django.db import models
 
 

@@ -1,7 +1,5 @@
 """What a user, or a program with an API key, may do in which project. Every list and every object is asked here."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import reduce

@@ -1,7 +1,5 @@
 """Accounts: those that the product itself makes, and the list of all."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from django.contrib.auth import get_user_model

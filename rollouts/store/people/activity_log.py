@@ -3,8 +3,6 @@
 A door says once who acts (:func:`acting`). What does the work writes it down, so that no door can forget it.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

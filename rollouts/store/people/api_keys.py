@@ -1,7 +1,5 @@
 """API keys, by which programs work. The key is shown once; only its hash is kept."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Iterable
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """Accounts of people whom an OpenID Connect provider names. Issuer and subject find them, never name or email."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

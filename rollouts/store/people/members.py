@@ -1,7 +1,5 @@
 """Projects, who is in them with which role, and invitations. A refusal raises ``PeopleRefused`` with a sentence."""
 
-from __future__ import annotations
-
 import secrets
 from datetime import timedelta
 from typing import Any

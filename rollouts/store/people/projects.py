@@ -1,7 +1,5 @@
 """Projects. Each function is one query."""
 
-from __future__ import annotations
-
 from django.db.models import Count, Q
 
 from rollouts.store.models import Project, default_project

@@ -1,7 +1,5 @@
 """The sessions that an account is logged in with, so that its owner sees and ends them. Django keeps the sessions."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from typing import Any
 

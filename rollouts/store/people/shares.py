@@ -1,7 +1,5 @@
 """Share links. The token is shown once; only its hash is kept. Each reading function is one query."""
 
-from __future__ import annotations
-
 import hashlib
 import secrets
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Objects and lists of the projects that a caller may see. A hidden object is None, as one that does not exist."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

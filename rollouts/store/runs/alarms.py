@@ -1,7 +1,5 @@
 """Alarms: the limits that hold in a run, the check of a run by them, and where a project is told of alarms."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from datetime import datetime, timedelta

@@ -1,7 +1,5 @@
 """The damage of findings to the gradient, as a job measured it: stored, and read for pages, API and commands."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any

@@ -1,7 +1,5 @@
 """The figures of a run: its summary, and the cost of its findings. A large run stores them when it ends."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections import Counter

@@ -1,7 +1,5 @@
 """The run that holds the gallery, and what of it the pages show."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 from django.db.models import F, Q

@@ -1,7 +1,5 @@
 """The causes of the gap between trainer and sampler that the stored reports of runs name."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from typing import NamedTuple
 

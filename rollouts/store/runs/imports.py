@@ -1,7 +1,5 @@
 """What an import writes beside trajectories: its progress, its end, and the removal of a file that is not complete."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from itertools import islice

@@ -1,7 +1,5 @@
 """The states of a launched run: its workers begin it, hand it back, take it over and settle it."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Collection, Sequence
 from datetime import timedelta

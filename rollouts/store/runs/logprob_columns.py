@@ -3,8 +3,6 @@
 A page that compares two columns asks :func:`columns_of` for their names, and reads them by :func:`load_compared`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime

@@ -1,7 +1,5 @@
 """Muted kinds of findings. A rule speaks of runs and kinds alone, so that no list reads findings."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Trajectories of files that are shown where they lie: a line of the list each, and the rest when it is looked at."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 A trajectory belongs to the version that sampled its first step. Where several sampled it, a finding says so.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass

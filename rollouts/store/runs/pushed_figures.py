@@ -4,8 +4,6 @@ Each push may bring a few trajectories of a step, and counting a step reads all 
 the last count is counted later: by the next one, or by the clock of the workers.
 """
 
-from __future__ import annotations
-
 from datetime import datetime, timedelta
 
 from django.db import transaction

@@ -1,7 +1,5 @@
 """What could not be read of a file or a push: kept with its reason, and counted."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from django.db import transaction

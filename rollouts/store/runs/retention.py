@@ -1,7 +1,5 @@
 """What decides whether a run is too old or too large, and what keeps it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from django.db.models import Exists, F, OuterRef, QuerySet, Subquery, Sum

@@ -1,7 +1,5 @@
 """The summary of a run. The number of queries does not depend on the number of trajectories."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Runs: made, found, listed, ended, deleted. No number of queries depends on the number of trajectories."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Names and tags of runs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from rollout_inspector.refusal import Refusal

@@ -1,7 +1,5 @@
 """The arrays of one step or row, as every store keeps them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 

@@ -4,8 +4,6 @@ A query that says where the arrays are also reads those that are in the database
 arrays may be moved meanwhile. A segment stays readable for a while after its arrays have gone elsewhere.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any

@@ -5,8 +5,6 @@ that one query reads the segments of all runs; only the columns ``RARE`` stand i
 them. docs/segments.md describes it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, Any

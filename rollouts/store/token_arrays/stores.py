@@ -1,7 +1,5 @@
 """The two stores: arrays as BLOBs of the database, or as segments in the file storage."""
 
-from __future__ import annotations
-
 import secrets
 import tempfile
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Comments on trajectories. A change that came too late changes nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

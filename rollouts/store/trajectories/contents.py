@@ -1,7 +1,5 @@
 """JSON bodies stored once by their hash."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Collection
 from typing import Any

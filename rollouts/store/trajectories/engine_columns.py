@@ -3,8 +3,6 @@
 Columns belong to rows that follow from their steps. Alternatives are told of each token that stands as it was sampled.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Findings: stored, replaced, and read."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """The trajectories of one prompt: their rewards, the advantages that a trainer stored, where their samples diverge."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Sequence

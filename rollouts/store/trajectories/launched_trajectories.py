@@ -1,7 +1,5 @@
 """Writing the trajectories of a launch: leases, steps as they are sampled, the end of each; all idempotent."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """The lines of trajectories for lists: made when steps are stored, and later for those that an older version stored."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any

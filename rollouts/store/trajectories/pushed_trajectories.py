@@ -1,7 +1,5 @@
 """Writing trajectories that a trainer pushes: each external id once, however often it is sent."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace

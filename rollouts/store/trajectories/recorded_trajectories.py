@@ -1,7 +1,5 @@
 """Writing trajectories as their calls pass the recorder. One recorder writes a run."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 

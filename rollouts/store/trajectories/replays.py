@@ -1,7 +1,5 @@
 """Replays of trajectories, and the rows that strategies made in them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from rollouts.store.models import Job, ParserAudit, Replay, ReplayRows, StoredTrajectory

@@ -1,7 +1,5 @@
 """What encoding the text of trajectories again would change, as the diagnosis found it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from zlib import crc32
 

@@ -1,7 +1,5 @@
 """What the page of a row reads: its spans, and a window of its tokens from the arrays that overlap the window."""
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Writing finished trajectories, and what is shared by all that write trajectories: the totals of a run."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

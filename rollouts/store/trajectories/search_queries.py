@@ -1,7 +1,5 @@
 """What a search over runs reads: runs, trajectories, findings and metadata, each in parts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any

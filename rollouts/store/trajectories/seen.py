@@ -1,7 +1,5 @@
 """Which trajectories a user has looked at."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The one bulk writer of steps and rows. Imports, pushes, launches and the recorder store by it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Any

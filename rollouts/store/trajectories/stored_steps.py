@@ -1,7 +1,5 @@
 """The steps of stored trajectories, decoded from the tokens and messages that each step adds."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection
 

@@ -1,7 +1,5 @@
 """Finished trajectories as they will be stored. Their arrays are put where the run keeps them, before a transaction."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple

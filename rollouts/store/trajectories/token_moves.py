@@ -4,8 +4,6 @@ Arrays are put into their new place first; then one short transaction lets their
 meanwhile stays as it is. A segment that nothing names any more stays readable until the sweep removes it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 

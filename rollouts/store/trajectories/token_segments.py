@@ -1,7 +1,5 @@
 """The life of a segment after it was put: it is named, then replaced or deleted, and in the end swept."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Collection
 from datetime import datetime, timedelta

@@ -1,7 +1,5 @@
 """Stored trajectories as values."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter

@@ -4,8 +4,6 @@ A run may have hundreds of thousands. So the keys are found first, in an index t
 filters, and only then the trajectories are read. A list is read in stretches, each of which is one range of an index.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from base64 import urlsafe_b64decode

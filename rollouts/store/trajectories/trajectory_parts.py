@@ -3,8 +3,6 @@
 A function reads token arrays only when its docstring says so, and makes the number of queries that it states.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any

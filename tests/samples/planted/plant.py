@@ -1,7 +1,5 @@
 """Every fault that can be planted, for any tokenizer and chat template."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Clean trajectories, and faults of what stands between two completions."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Faults of requests, and the shapes of trajectories."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 

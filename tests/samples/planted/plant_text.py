@@ -1,7 +1,5 @@
 """Faults that texts, templates and tokenizers make."""
 
-from __future__ import annotations
-
 import random
 import re
 from dataclasses import replace

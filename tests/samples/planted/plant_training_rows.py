@@ -1,7 +1,5 @@
 """Faults of training rows, planted in the row of a clean conversation."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

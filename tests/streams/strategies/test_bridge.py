@@ -1,7 +1,5 @@
 """The strategy ``bridge``: a renderer is found by what it writes, extends the stream exactly, or is not there."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 from typing import Any

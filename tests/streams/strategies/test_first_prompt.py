@@ -1,7 +1,5 @@
 """Siblings of a group start with one render of their prompt."""
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 from rollout_inspector.streams.interfaces import Codec, Conversation, Renderer

@@ -1,7 +1,5 @@
 """What was recorded is rendered with the arguments that the template takes, and with the date of the record."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace

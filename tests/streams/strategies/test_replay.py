@@ -1,7 +1,5 @@
 """Replays: what shares the work gives the same, rewritten history is frozen, and what cannot be is a sentence."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The worked examples of the field, on the tokenizers they were written for."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -10,8 +10,6 @@ the classes that arrays and tensors are made of are looked up: every other class
 behaviour, and an archive that can hold a program is refused.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from argparse import ArgumentParser, RawDescriptionHelpFormatter

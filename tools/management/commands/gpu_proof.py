@@ -4,8 +4,6 @@ Ids and log-probabilities are compared one by one, and the worker is measured be
 proven; 1: something differs; 2: it cannot be run here.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 from argparse import ArgumentParser

@@ -3,8 +3,6 @@
 It takes about a minute.
 """
 
-from __future__ import annotations
-
 from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any

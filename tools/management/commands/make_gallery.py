@@ -3,8 +3,6 @@
 It takes about a minute.
 """
 
-from __future__ import annotations
-
 import gzip
 from argparse import ArgumentParser
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ About 20 minutes on two cores. With --grpo STEPS: go on by reinforcement learnin
 of each step.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from argparse import ArgumentParser

@@ -1,7 +1,5 @@
 """Small changes of a chat template's text. A repair consists of such changes; the likeliest come first."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Where the tags of a chat template stand: which condition guards a line, and what the template reads."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterable, Iterator, Sequence

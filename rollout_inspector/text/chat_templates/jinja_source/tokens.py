@@ -4,8 +4,6 @@ The tokens are those of Jinja's own lexer, set as ``apply_chat_template`` sets i
 tag strips and the last line break, and it turns every line break into ``\\n``. So the offsets are counted here.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

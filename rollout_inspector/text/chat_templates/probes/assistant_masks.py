@@ -1,7 +1,5 @@
 """Assistant masks from ``{% generation %}``: what ``transformers`` makes of them, and what the model really sampled."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Protocol
 

@@ -1,7 +1,5 @@
 """``check``: every probe and every property check of a chat template, and the verdict per purpose."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Compares two renders: whether the first is a prefix of the second, in text and in tokens, and where they differ."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property

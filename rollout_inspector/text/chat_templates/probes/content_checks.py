@@ -1,7 +1,5 @@
 """Checks of what a render holds: system prompts, tools, BOS, dates, and content in other forms."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

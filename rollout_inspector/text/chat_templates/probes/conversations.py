@@ -1,7 +1,5 @@
 """The probes: for each property the smallest pair of conversations that shows whether a chat template has it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Checks of what is rendered after an answer: the stop token and what follows it, dummy bases, message by message."""
 
-from __future__ import annotations
-
 from rollout_inspector.streams.prefix import common_length
 from rollout_inspector.streams.snippets import quoted
 from rollout_inspector.streams.trajectory import Message

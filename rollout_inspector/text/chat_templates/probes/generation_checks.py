@@ -1,7 +1,5 @@
 """Do the ``{% generation %}`` tags of a chat template mark exactly what the model sampled?"""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Any

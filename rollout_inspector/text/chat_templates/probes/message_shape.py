@@ -4,8 +4,6 @@ Templates are probed in the form they accept, and the report says which. Every p
 word, because a probe that uses one word for everything cannot see a message vanish.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Mapping, Sequence

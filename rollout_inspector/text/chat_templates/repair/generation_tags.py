@@ -6,8 +6,6 @@ wrapped. An output that also writes the messages of other roles is wrapped behin
 cut where a span begins or ends in it. Then the marked template is checked from scratch, and tags that fail are dropped.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

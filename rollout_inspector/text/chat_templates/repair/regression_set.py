@@ -1,7 +1,5 @@
 """The conversations on which a changed template is compared, and how each template renders them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from rollout_inspector.streams.interfaces import Conversation

@@ -1,7 +1,5 @@
 """Which characters of a render the model sampled: behind the generation prompt, up to the stop token."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

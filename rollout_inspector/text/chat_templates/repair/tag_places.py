@@ -1,7 +1,5 @@
 """Which outputs of a chat template write sampled text, learned from one render of every probe."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Puts a template together again, with generation tags around what writes sampled text."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """A renderer that prefetches: many renders in one round trip, none of them twice."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A chat template bound to a tokenizer: text, ids, and which line of the template wrote which character."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping, Sequence

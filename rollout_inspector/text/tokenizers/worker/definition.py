@@ -3,8 +3,6 @@
 Only JSON and the text of the chat template are read. Nothing in the folder is ever executed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """The fastest exact encoder: ``fastokens`` where it agrees with ``tokenizers`` on a sample, else ``tokenizers``."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping, Sequence
 from itertools import pairwise

@@ -3,8 +3,6 @@
 The first request loads the tokenizer. Its files are read before the process is confined and parsed after that.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import resource

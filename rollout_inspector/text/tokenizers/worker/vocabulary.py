@@ -1,7 +1,5 @@
 """What a tokenizer's definition says of its tokens: their bytes, which are control tokens, where a text may be cut."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache

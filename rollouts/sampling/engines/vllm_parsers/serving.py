@@ -4,8 +4,6 @@ A parser gets so much computing time. Then the kernel sends a signal, and the pa
 regular expression. A parser that cannot be interrupted ends the process.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import resource

@@ -1,7 +1,5 @@
 """Compiles and searches regular expressions of users. A short one can take all memory when it is only compiled."""
 
-from __future__ import annotations
-
 import resource
 import time
 from functools import lru_cache

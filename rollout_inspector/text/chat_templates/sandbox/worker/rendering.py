@@ -4,8 +4,6 @@ The Jinja environment is the one that ``transformers`` (5.19) builds for ``apply
 stands still.
 """
 
-from __future__ import annotations
-
 import datetime
 import json
 import os

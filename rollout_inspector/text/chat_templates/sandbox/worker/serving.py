@@ -1,7 +1,5 @@
 """Answers requests on the standard streams: four bytes of length, then JSON. Sets the limit of time of each render."""
 
-from __future__ import annotations
-
 import datetime
 import importlib
 import json
