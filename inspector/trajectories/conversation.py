@@ -387,9 +387,11 @@ class ChatPainter:
     def _turn(self, row: int, start: int) -> int:
         """The number of the turn that holds a token of a row. Two queries for each row of the page."""
         if row not in self.turns:
-            is_short = self.rows[row].n_tokens <= MAX_READ_TOKENS
-            steps = list(self.steps.values())
-            self.turns[row] = reads.read_turns(self.trajectory, self.rows[row], steps, []) if is_short else []
+            summary, steps = self.rows[row], list(self.steps.values())
+            self.turns[row] = []
+            if summary.n_tokens <= MAX_READ_TOKENS:
+                tokens = reads.read_tokens(self.trajectory, summary, 0, summary.n_tokens, steps)
+                self.turns[row] = reads.read_turns(self.trajectory, summary, steps, [], tokens)
         return next((turn.number for turn in self.turns[row] if turn.start <= start < turn.stop), 0)
 
     def _in_trained_row(self, index: int, start: int, stop: int) -> tuple[int, int, int, str] | None:

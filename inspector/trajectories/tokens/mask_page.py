@@ -59,8 +59,8 @@ def mask_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tupl
     lines: list[tuple[dict[str, Any], bool]] = []
     if rows:
         row = rows[place.row]
-        turns = data.read_turns(trajectory, row, steps, [])
-        tokens = data.read_tokens(trajectory, row, 0, row.n_tokens)
+        tokens = data.read_tokens(trajectory, row, 0, row.n_tokens, steps)
+        turns = data.read_turns(trajectory, row, steps, [], tokens)
         compared = _compared(trajectory, row, tokens)
         lines = [audit_line(turn, tokens, painter, row) for turn in turns]
         odd_sentences = oddities(tokens, turns, painter, compared)

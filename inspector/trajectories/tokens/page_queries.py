@@ -43,13 +43,13 @@ def read_roles(trajectory: models.StoredTrajectory, steps: frozenset[int]) -> di
 
 def read_turns(
     trajectory: models.StoredTrajectory, row: RowSummary, steps: Sequence[StepSummary],
-    findings: Sequence[DrawnFinding], within: tuple[int, int] | None = None,
+    findings: Sequence[DrawnFinding], tokens: Tokens, within: tuple[int, int] | None = None,
 ) -> list[Turn]:
-    """The turns of a row, or those that touch the tokens ``within``. Two queries where the row follows its steps.
+    """The turns of a row, or those that touch the tokens ``within``. ``tokens``: the whole row. At most one query.
 
     A turn is one message of the stream. All pages number them here, so a message that is read again keeps its number.
     """
-    tokens, (table, _) = read_tokens(trajectory, row, 0, row.n_tokens, steps), table_of(trajectory.run.tokenizer)
+    table, _ = table_of(trajectory.run.tokenizer)
     headers = [] if table is None else role_turns(tokens.ids, special_tokens(table, tokens.ids), table.token_bytes)
     if not row.follows_steps:
         is_sampled = tokens.origin_known and bool((tokens.origin == Origin.SAMPLED).any())

@@ -162,9 +162,10 @@ def at_place(view: TokenView, place: PagePlace) -> TokenView:
         part.is_drawn or place.lens == lenses.GRADIENT or lens_values.is_weight(place.lens)
     ):
         values, lacks = lens_values.lens_values(trajectory, row, place.lens, view.steps)
+    tokens = data.read_tokens(trajectory, row, 0, row.n_tokens, view.steps)
     view = replace(
-        view, turns=data.read_turns(trajectory, row, view.steps, view.findings, within),
-        tokens=data.read_tokens(trajectory, row, start, stop, view.steps), lens_values=values, lens_lacks=lacks,
+        view, turns=data.read_turns(trajectory, row, view.steps, view.findings, tokens, within),
+        tokens=tokens.slice(start, stop), lens_values=values, lens_lacks=lacks,
     )
     if part.is_drawn:
         return view
