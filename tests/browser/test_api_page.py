@@ -17,8 +17,8 @@ def luminance(colour: str) -> float:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_an_operation_is_read_and_tried(open_page: Callable[..., Any], make: Maker, scheme: str) -> None:
     run = make.run([make.conversation("whole")])
-    page = open_page("/api/docs#/runs/inspector_api_runs_get_run", color_scheme=scheme, width=700)
-    operation = page.locator("#operations-runs-inspector_api_runs_get_run")
+    page = open_page("/api/docs#/runs/get_run", color_scheme=scheme, width=700)
+    operation = page.locator("#operations-runs-get_run")
     operation.get_by_role("button", name="Try it out").click()
     operation.get_by_placeholder("code").fill(run.code)
     operation.get_by_role("button", name="Execute").click()
