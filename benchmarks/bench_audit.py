@@ -15,7 +15,8 @@ import pytest
 from benchmarks.gym_file import write_gym_file
 from benchmarks.processes import family, processor_seconds
 from rollout_inspector.guard.audit_runners import Done, Todo, on_processes, on_ray
-from rollout_inspector.guard.shard_audit import AuditSettings, AuditShard, cut_files
+from rollout_inspector.guard.audit_settings import AuditSettings
+from rollout_inspector.guard.shard_audit import AuditShard, cut_files
 from rollout_inspector.text import tokenizers
 from rollouts.sampling.demo_policy import MODEL_DIR
 

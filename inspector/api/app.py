@@ -16,6 +16,7 @@ from inspector.api import checks, comments, jobs, muted, reading, runs, search, 
 from inspector.api.callers import ApiTokenAuth, CallerThrottle, SessionAuth
 from inspector.api.remedies import WORDS
 from inspector.runs.compare_page import ComparedRun, KindInRuns, KindOfRun, QuestionInRuns
+from inspector.runs.training.columns_page import ColumnLine
 from inspector.runs.training.overlay import OverlaidChart, Overlay
 from inspector.web.problems import ApiProblem, ProblemDocument, problem
 from inspector.web.twins import Page, field_docs
@@ -47,7 +48,7 @@ class BoundedParser(Parser):
 
 OTHERS = (
     RunSummary, RewardBin, CheckTotal, ProblemDocument, BreakEffect, ForkFigures, ForkSample, PairedDifference,
-    jobs.SettingsAsked, jobs.ForkSettingsAsked, ComparedRun, KindInRuns,
+    jobs.SettingsAsked, jobs.ForkSettingsAsked, ColumnLine, ComparedRun, KindInRuns,
     KindOfRun, QuestionInRuns, Overlay, OverlaidChart, LeavingPlace, Summary,
     Pushed, PolicyVersionLine, TrainingStepLine,
 )

@@ -55,7 +55,7 @@ class ForkSettingsAsked(ForkSettings):
 class ForkAsked(Body):
     """A fork of a trajectory: from a token, or from both sides of a finding."""
 
-    settings: ForkSettingsAsked = ForkSettingsAsked()
+    settings: ForkSettingsAsked = Field(default_factory=ForkSettingsAsked)
     """From where, and how."""
 
 

@@ -62,10 +62,10 @@ class RequestCounts(LocMemCache):
         try:
             return getattr(cache, method)(*arguments, **options)
         except ValueError:
-            raise
+            pass  # Redis lacks the key: it took none when the count began
         except Exception as error:
             log.warning("tries are counted by this process alone: %s", redis_fault(error))
-            return getattr(super(), method)(*arguments, **options)
+        return getattr(super(), method)(*arguments, **options)
 
     add = partialmethod(_ask, "add")  # type: ignore[assignment]
     incr = partialmethod(_ask, "incr")  # type: ignore[assignment]

@@ -30,7 +30,7 @@ def add_options(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     """Print the figures, or start the pages and stay until Ctrl-C."""
     began = time.monotonic()
-    from rollout_inspector.guard.shard_audit import AuditSettings
+    from rollout_inspector.guard.audit_settings import AuditSettings
     from rollout_inspector.opened.index import FileIndex
 
     if options.chat_template or options.tokenizer:

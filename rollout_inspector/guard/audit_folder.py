@@ -17,7 +17,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rollout_inspector.diagnose import VERSION
-from rollout_inspector.guard.shard_audit import FINDING, SCHEMA, AuditSettings, AuditShard, CutFiles, unread_row
+from rollout_inspector.guard.audit_settings import AuditSettings
+from rollout_inspector.guard.shard_audit import FINDING, SCHEMA, AuditShard, CutFiles, unread_row
 from rollout_inspector.outputs import whole_file
 from rollout_inspector.refusal import Refusal
 

@@ -16,7 +16,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from rollout_inspector.guard.shard_audit import AuditSettings, AuditShard, audit, reason_of
+from rollout_inspector.guard.audit_settings import AuditSettings
+from rollout_inspector.guard.shard_audit import AuditShard, audit, reason_of
 from rollout_inspector.refusal import Refusal
 
 MAX_DEATHS = 2

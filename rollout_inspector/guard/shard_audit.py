@@ -5,29 +5,24 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field, replace
-from functools import lru_cache
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from stat import S_ISREG
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
 from rollout_inspector import formats
-from rollout_inspector.diagnose import VERSION
 from rollout_inspector.diagnose.checks import Diagnosis
 from rollout_inspector.diagnose.finding import Finding, Severity
 from rollout_inspector.formats import FileRefused, Rejected, Source
 from rollout_inspector.formats.containers.file_part import FilePart
 from rollout_inspector.formats.folders import files_of
 from rollout_inspector.formats.training_step import TrainingStepRule
+from rollout_inspector.guard.audit_settings import AuditSettings, tools_of
 from rollout_inspector.guard.checked_files import SEVERITIES, diagnosis_of
 from rollout_inspector.streams.prefix import n_new_tokens
 from rollout_inspector.streams.trajectory import Trajectory
-
-if TYPE_CHECKING:
-    from rollout_inspector.text.chat_templates import TemplateRenderer
-    from rollout_inspector.text.tokenizers import LoadedTokenizer
 
 SHARD_BYTES = 8 << 20
 """Bytes of the files that a shard reads. A lost process costs at most this much work."""
@@ -62,32 +57,6 @@ SCHEMA = pa.schema(
 ``place`` counts the trajectories of a shard from 0. ``unread`` is null for a trajectory, and else says why.
 ``n_tokens`` counts the tokens that the steps add, or those of the rows where there are no steps, as pages do.
 """
-
-
-@dataclass(frozen=True)
-class AuditSettings:
-    """What an audit compares with. Every machine that audits a shard must find the tokenizer at the same path."""
-
-    tokenizer: str = ""
-    """The folder of the tokenizer; empty = none, and what needs text is not decided."""
-    template: str = ""
-    """The text of the chat template; empty = the tokenizer's own."""
-    format_name: str = "auto"
-    step: int | None = None
-    """The training step of all that is read."""
-    pattern: str = ""
-    """Finds the training step in the path of a file; see :class:`TrainingStepRule`."""
-
-    def digest(self) -> str:
-        """A hash of what decides the result beside the files: the settings, the tokenizer's files, the version."""
-        digest = hashlib.sha256(json.dumps([VERSION, str(SCHEMA), asdict(self)]).encode())
-        if self.tokenizer:
-            from rollout_inspector.text.tokenizers.files import WANTED, tokenizer_folder
-
-            for name in WANTED:
-                path = tokenizer_folder(self.tokenizer) / name
-                digest.update(hashlib.sha256(path.read_bytes()).digest() if path.is_file() else b"-")
-        return digest.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -243,18 +212,6 @@ def _items(piece: dict[str, Any], settings: AuditSettings) -> Iterator[tuple[int
     chosen, items = formats.read(source, piece["format"], rule)
     for item in items:
         yield source.line if chosen.by_line and source.line else None, chosen.name, item
-
-
-@lru_cache(maxsize=1)
-def tools_of(tokenizer: str, template: str) -> tuple[LoadedTokenizer | None, TemplateRenderer | None]:
-    """The tokenizer of a folder and the renderer of a template, by default the tokenizer's; None without a folder."""
-    if not tokenizer:
-        return None, None
-    from rollout_inspector.text import chat_templates, tokenizers
-
-    codec = tokenizers.load(tokenizer)
-    text = template or codec.chat_template
-    return codec, chat_templates.renderer(codec, text) if text else None
 
 
 def unread_row(file: str, line: int | None, reason: str) -> dict[str, Any]:

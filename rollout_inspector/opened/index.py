@@ -31,8 +31,8 @@ from rollout_inspector.formats.containers.file_part import FilePart
 from rollout_inspector.formats.containers.line_places import line_places
 from rollout_inspector.formats.folders import files_of
 from rollout_inspector.formats.shapes import BadLine, decode
+from rollout_inspector.guard.audit_settings import AuditSettings, tools_of
 from rollout_inspector.guard.checked_files import diagnosis_of
-from rollout_inspector.guard.shard_audit import AuditSettings, tools_of
 from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.prefix import links_of, merge_steps, n_new_tokens
 from rollout_inspector.streams.trajectory import Trajectory, ids_array

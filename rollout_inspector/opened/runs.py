@@ -16,7 +16,7 @@ import numpy as np
 from rollout_inspector.client.client import Client
 from rollout_inspector.diagnose.finding import Finding
 from rollout_inspector.formats.writers.exports import rows_of
-from rollout_inspector.guard.shard_audit import AuditSettings
+from rollout_inspector.guard.audit_settings import AuditSettings
 from rollout_inspector.opened.drawing import drawn_list, framed, trajectory_page
 from rollout_inspector.opened.index import BATCH, FileIndex
 from rollout_inspector.refusal import Refusal

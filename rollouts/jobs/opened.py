@@ -1,19 +1,19 @@
 """Files that are shown where they lie. Their index makes the list; what is looked at is read from the files then."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
 import threading
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.conf import settings
 from django.db import transaction
 
 from rollout_inspector.formats import Source
+from rollout_inspector.guard.audit_settings import AuditSettings
+from rollout_inspector.opened.index import FileIndex
 from rollout_inspector.refusal import Refusal
 from rollouts.jobs.diagnosis import diagnosis_for
 from rollouts.jobs.imports.imports import FileImport
@@ -22,9 +22,6 @@ from rollouts.store.runs.opened import add_opened, is_filled, take_place
 from rollouts.store.runs.rejections import add_rejections
 from rollouts.store.runs.runs import beat, delete_trajectories, end_run
 from rollouts.store.trajectories.trajectories import ids_and_codes
-
-if TYPE_CHECKING:
-    from rollout_inspector.opened.index import FileIndex
 
 COPY_SECONDS = 0.5
 BATCH = 500
@@ -39,9 +36,6 @@ def opened_files() -> dict[str, Any]:
 
 @lru_cache(maxsize=1)
 def _index(pid: int) -> FileIndex:
-    from rollout_inspector.guard.shard_audit import AuditSettings  # pyarrow, which other servers do without
-    from rollout_inspector.opened.index import FileIndex
-
     opened = opened_files()
     return FileIndex(opened["paths"], AuditSettings(opened["tokenizer"], opened["chat_template"]))
 

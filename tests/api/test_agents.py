@@ -270,7 +270,7 @@ def test_stdio_carries_the_protocol_alone() -> None:
 def test_the_pages_name_the_tools_as_they_are(page: str) -> None:
     names = {name for name, _ in tools_of(AgentTools(lambda: Client(ABROAD, "t")))}
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
-    named = set(re.findall(r"`((?:list|get|compare|check|propose)_[a-z]+|link)`", text))
+    named = set(re.findall(r"`((?:list|get|compare|check|propose)_[a-z]+|link|fork)`", text))
     assert named <= names and (page != "agents.md" or named == names)
 
 

@@ -20,8 +20,9 @@ from rollout_inspector.commands.main import main
 from rollout_inspector.guard import audit_runners, shard_audit
 from rollout_inspector.guard.audit_folder import FINDINGS, SUMMARY, TRAJECTORIES, UNREAD, AuditFolder
 from rollout_inspector.guard.audit_runners import on_processes
+from rollout_inspector.guard.audit_settings import AuditSettings
 from rollout_inspector.guard.checked_files import check_files
-from rollout_inspector.guard.shard_audit import AuditSettings, AuditShard, audit, cut_files, trajectories_at
+from rollout_inspector.guard.shard_audit import AuditShard, audit, cut_files, trajectories_at
 from rollouts.gallery import BUNDLE
 from rollouts.sampling.demo_policy import MODEL_DIR
 from tests.conftest import ROOT

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from rollout_inspector.guard.audit_runners import on_ray
-from rollout_inspector.guard.shard_audit import AuditSettings, audit, cut_files
+from rollout_inspector.guard.audit_settings import AuditSettings
+from rollout_inspector.guard.shard_audit import audit, cut_files
 from rollout_inspector.refusal import Refusal
 from rollouts.gallery import BUNDLE
 from tests.conftest import ROOT, missing

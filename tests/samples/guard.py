@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from rollout_inspector.guard.shard_audit import AuditSettings, audit
+from rollout_inspector.guard.audit_settings import AuditSettings
+from rollout_inspector.guard.shard_audit import audit
 from rollout_inspector.streams.trajectory import Row, ids_array
 from rollouts.gallery import BUNDLE
 

@@ -14,7 +14,7 @@ from rollouts.store.parameters import SORTS
 from rollouts.store.trajectory_filters import INPUTS, PARAMETERS, FilterParameters, TrajectoryFilters
 from tests.web.samples import stored_run
 
-VALUES = {"status": "done", "severity": "error", "muted": "hide", "seen": "no", "comments": "open"}
+VALUES = {"kind": "branch", "status": "done", "severity": "error", "muted": "hide", "seen": "no", "comments": "open"}
 
 
 def test_every_filter_is_a_parameter_of_the_page_the_api_and_an_export() -> None:

@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 from rollout_inspector.diagnose.finding import Severity
 from rollout_inspector.formats.readers import inspector_jsonl
 from rollout_inspector.guard.audit_folder import FINDINGS, read_summary
-from rollout_inspector.guard.shard_audit import AuditSettings, AuditShard, trajectories_at
+from rollout_inspector.guard.audit_settings import AuditSettings
+from rollout_inspector.guard.shard_audit import AuditShard, trajectories_at
 from rollout_inspector.outputs import whole_file
 from rollout_inspector.refusal import Refusal
 

@@ -11,7 +11,7 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from rollout_inspector.diagnose.finding import Severity
-from rollout_inspector.guard.shard_audit import AuditSettings
+from rollout_inspector.guard.audit_settings import AuditSettings
 from rollout_inspector.outputs import line_of
 from rollouts.jobs.imports import imports
 from rollouts.jobs.imports.audit_import import write_flagged
