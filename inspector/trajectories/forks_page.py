@@ -22,6 +22,7 @@ from rollouts.store.models import Run, StoredTrajectory
 from rollouts.store.runs.forks import BreakEffect, ForkFigures, effects_of, fork_figures, forks_of
 
 MAX_TEMPLATES = 50
+FIRST_SETTINGS = ("row", "at", "samples", "temperature")
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,19 @@ class ForkForm(PlainForm):
             choice = self.fields[name]
             assert isinstance(choice, forms.ChoiceField)
             choice.choices = [("", "the same"), *choices]
+            choice.help_text = "The same: " + str(choice.help_text).partition("Empty: ")[2]
+
+    def first(self) -> list[forms.BoundField]:
+        """The settings that most forks differ in."""
+        return [self[name] for name in FIRST_SETTINGS]
+
+    def more(self) -> list[forms.BoundField]:
+        """All others, which are folded."""
+        return [field for field in self if field.name not in FIRST_SETTINGS]
+
+    def opens_more(self) -> bool:
+        """A folded field has an error or a value."""
+        return any(field.errors or field.value() for field in self.more())
 
     def settings(self) -> ForkSettings:
         """The settings of a valid form. An empty input is the usual value."""
@@ -99,11 +113,14 @@ def forks_page(
 
 
 def _initial(request: HttpRequest) -> dict[str, Any]:
-    """The place from which one came: ``row`` and ``at``, or the place of the tokens page."""
+    """The place from which one came: ``row`` and ``at``, or the place of the tokens page; else the usual one."""
     place = QueryDict(request.GET.get("place", "")[:500])
-    row, at = request.GET.get("row") or place.get("row"), request.GET.get("at") or place.get("t", "").partition("-")[0]
-    values = {"row": whole_number(row), "at": whole_number(at)}
-    return {name: number for name, number in values.items() if number is not None}
+    row = whole_number(request.GET.get("row") or place.get("row"))
+    at = whole_number(request.GET.get("at") or place.get("t", "").partition("-")[0])
+    usual = ForkSettings()
+    return {
+        "row": usual.row if row is None else row, "at": usual.at if at is None else at, "samples": usual.samples,
+    }
 
 
 def _place_url(code: str, row: int, offset: int) -> str:

@@ -19,4 +19,4 @@ class Command(fork.Command):
             name: {"run": sides[name].run, "mean": sides[name].reward_mean, "n": sides[name].finished}
             for name in ("sampled", "broken")
         } | {"difference": change.difference, "interval": list(change.interval), "seen": change.is_seen}
-        self.print_result(as_json, result, " ".join(effect.sentences))
+        self.print_result(as_json, result, " ".join(f"{what}: {words}." for what, words in effect.words.items()))

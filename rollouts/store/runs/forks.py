@@ -124,14 +124,14 @@ class PairedDifference:
         difference, low, high = effect
         return cls(len(pairs), difference, (low, high), not low <= 0 <= high)
 
-    def words(self, what: str, unit: str = "") -> str:
-        """The difference as a sentence."""
+    def words(self, unit: str = "") -> str:
+        """The difference in words, without a full stop."""
         if self.difference is None:
-            return f"{what}: too few pairs have ended to compare the two sides."
-        low, high = (f"{edge:+.3g}{unit}" for edge in self.interval if edge is not None)
+            return "too few pairs have ended to compare the two sides"
+        difference, low, high = (f"{n:+.3g}{unit}".replace("-", "−") for n in (self.difference, *self.interval))
         if not self.is_seen:
-            return f"{what}: no difference to be seen with n = {self.n} (95 %: {low} to {high})."
-        return f"{what}: {self.difference:+.3g}{unit} on the broken side (95 %: {low} to {high}, n = {self.n})."
+            return f"no difference to be seen with n = {self.n} (95 %: {low} to {high})"
+        return f"{difference} on the broken side (95 %: {low} to {high}, n = {self.n})"
 
 
 @dataclass(frozen=True)
@@ -154,9 +154,11 @@ class BreakEffect:
     """Of the sampled tokens."""
 
     @property
-    def sentences(self) -> list[str]:
-        """The effect in words."""
-        return [self.reward.words("Reward"), self.success.words("Success"), self.length.words("Length", " tokens")]
+    def words(self) -> dict[str, str]:
+        """What is compared -> the effect on it."""
+        return {
+            "Reward": self.reward.words(), "Success": self.success.words(), "Length": self.length.words(" tokens")
+        }
 
 
 def effects_of(figures: Sequence[ForkFigures]) -> list[BreakEffect]:
