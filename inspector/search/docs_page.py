@@ -84,7 +84,8 @@ def _page_name(path: str) -> str:
 def drawn(name: str) -> tuple[DocsPage, SafeString, list[Heading]]:
     """A page, its HTML, and its headings below the title. Raises ``KeyError`` for an unknown name."""
     path = docs_files()[name]
-    text = re.sub(r"\A---\n.*?\n---\n", "", path.read_text("utf-8"), flags=re.DOTALL)  # for other programs
+    # The head and the comments are for other programs.
+    text = re.sub(r"\A---\n.*?\n---\n|^<!--.*?-->\n", "", path.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
     here = path.relative_to(FOLDER).parent.as_posix()
 
     def address(link: str) -> str:

@@ -86,6 +86,11 @@ def test_every_link_of_a_page_to_the_docs_leads_to_a_heading() -> None:
         assert not anchor or any(heading.anchor == anchor for heading in drawn(name)[2]), (path, name, anchor)
 
 
+def test_comments_of_a_page_are_for_its_writers() -> None:
+    assert any("<!--" in path.read_text("utf-8") for path in docs_files().values())
+    assert not [name for name in docs_files() if "&lt;!--" in drawn(name)[1]]
+
+
 def test_no_page_names_a_file_of_the_docs_as_text() -> None:
     named = [(path.name, found) for path in (ROOT / "templates").rglob("*.html")
              for found in re.findall(r"<code>[\w/-]*\.md</code>|docs/[\w-]+\.md", path.read_text())]
