@@ -179,7 +179,7 @@ def test_import_with_all_checks(corpus: Path, tiny_tokenizer: Path, tmp_path: Pa
         every, n_every = floor(path, codec, whole=True)
         best = min(ours)
         print(
-            f"\n{folder.name}, {codec.encoder}: {path.stat().st_size / MB:.0f} MB, {n:,} rollouts, "
+            f"\n{folder.name}, {codec.fastest()}: {path.stat().st_size / MB:.0f} MB, {n:,} rollouts, "
             f"{run.n_steps:,} calls"
             f"\n  import with all checks and storing   {best:6.2f} s  (of {', '.join(f'{s:.2f}' for s in ours)})"
             f"\n  loop, round trip of completions      {completions:6.2f} s  {completions / best:5.1f}x ours"

@@ -1,14 +1,12 @@
 """Launching a run: checks the settings, stores the run with its trajectories, and sends the run to a worker."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from django.conf import settings
 from django.db import transaction
@@ -183,7 +181,7 @@ class LaunchSettings:
     )
 
     @classmethod
-    def of(cls, values: Mapping[str, Any]) -> LaunchSettings:
+    def of(cls, values: Mapping[str, Any]) -> Self:
         """The settings among some values, such as those that are stored with a run."""
         return cls(**{setting.name: values[setting.name] for setting in fields(cls) if setting.name in values})
 

@@ -88,10 +88,15 @@ def test_a_folder_that_failed_is_not_tried_for_each_page(
     started, real = [], limited.LimitedProcess
     with monkeypatch.context() as patch:
         patch.setattr(limited, "LimitedProcess", lambda *of: started.append(of) or real(*of))
-        for _ in range(3):
+        for _ in range(5):
             with pytest.raises(TokenizerUnusable, match="computing time"):
+                load(folder).encode("x" * 300)
+        assert len(started) == Faults.MAX
+        (folder / "tokenizer.json").write_text("{")
+        for _ in range(3):
+            with pytest.raises(TokenizerUnusable, match="not valid JSON"):
                 load(folder)
-    assert len(started) == 1
+    assert len(started) == Faults.MAX + 1
     (folder / "tokenizer.json").write_bytes((tiny_tokenizer / "tokenizer.json").read_bytes())
     assert len(load(folder).encode("hello"))
 

@@ -11,7 +11,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from rollout_inspector.streams.interfaces import Codec
-from rollout_inspector.text.tokenizers import TokenizerUnusable, from_hub, load
+from rollout_inspector.text.tokenizers import LoadedTokenizer, TokenizerUnusable, from_hub, limited, load
 from rollout_inspector.text.tokenizers.worker.encoders import Reference, fast_encoder
 from tests.conftest import ROOT
 from tests.tokenizers.oracles import encode_plain, reference
@@ -29,6 +29,8 @@ def test_ids_are_those_of_transformers(corpus: Path, name: str) -> None:
     texts = [vector["text"] for vector in vectors if "\ufffd" not in vector["text"]][:150]
     texts += [tokenizer.decode(sorted(tokenizer.special_ids)[:50])]
     expected = hf(texts, add_special_tokens=False)["input_ids"]
+    assert [ids.tolist() for ids in codec.encode_batch(texts)] == expected
+    tokenizer.fastest()
     assert [ids.tolist() for ids in codec.encode_batch(texts)] == expected
     assert [codec.encode(text).tolist() for text in texts] == expected
     assert all(ids.dtype == np.int32 for ids in codec.encode_batch(texts))
@@ -68,7 +70,7 @@ def test_content_is_encoded_with_control_tokens_split(corpus: Path) -> None:
 
 def test_the_reference_is_used_where_the_fast_encoder_differs(corpus: Path) -> None:
     tokenizer = load(corpus / "tokenizers" / "qwen3")
-    assert tokenizer.encoder == "fastokens"
+    assert tokenizer.fastest() == tokenizer.encoder == "fastokens"
 
     class Wrong(Reference):
         def encode_batch(self, texts):  # type: ignore[no-untyped-def]
@@ -77,6 +79,20 @@ def test_the_reference_is_used_where_the_fast_encoder_differs(corpus: Path) -> N
     definition, right = reference(tokenizer.path)
     assert fast_encoder(definition.tokenizer, definition.text, Wrong(definition.text)) is None
     assert fast_encoder(definition.tokenizer, "{}", right) is None
+
+
+def test_much_text_brings_the_fast_encoder_and_a_new_process_begins_with_the_reference(
+    tiny_tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = LoadedTokenizer(shutil.copytree(tiny_tokenizer, tmp_path / "own"))
+    monkeypatch.setattr(limited, "REFERENCE_BYTES", 1000)
+    text = "a word " * 100
+    first = tokenizer.encode(text).tolist()
+    assert tokenizer.encoder == "tokenizers"
+    assert tokenizer.encode(text).tolist() == first and tokenizer.encoder == "fastokens"
+    tokenizer.close()
+    assert tokenizer.decode(first) == text and tokenizer.pieces()[0] and tokenizer.encoder == "tokenizers"
+    assert tokenizer.encode(text).tolist() == first
 
 
 def test_stop_ids_and_tokens_that_only_the_config_knows(tiny_tokenizer: Path, tmp_path: Path) -> None:

@@ -25,6 +25,8 @@ LOAD_SECONDS = 30
 """Processor seconds for loading. The largest tokenizers in use need ten."""
 TEXT_SECONDS, SECONDS_PER_MB = 3, 10
 """Processor seconds for a request, and for each million bytes of it. Slow encoders do one million in a second."""
+REFERENCE_BYTES = 2_000_000
+"""Text that the reference encodes before a faster encoder is loaded. That takes as long as 4 MB by the reference."""
 PATIENCE, MAX_SECONDS = 10, 120.0
 """An overloaded machine may take so many times as long as the processor, up to so many seconds."""
 START_SECONDS = 60.0
@@ -81,6 +83,10 @@ class TokenizerProcess:
     def __init__(self, folder: Path, nice: int = 0) -> None:
         self.folder, self._nice = folder, nice
         self._process: LimitedProcess | None = None
+        self._fast: LimitedProcess | None = None
+        self._n_bytes = 0
+        self.encoder = "tokenizers"
+        """What encodes: the reference, until there is much text."""
         self._turn = threading.Lock()
         self._sha256: str | None = None
         self._faults = Faults()
@@ -93,12 +99,18 @@ class TokenizerProcess:
 
     def ask(self, ask: str, *buffers: wire.Buffer, **fields: Any) -> wire.Message:
         """The answer to one request. Raises :class:`TokenizerUnusable` with a sentence."""
-        seconds = TEXT_SECONDS + SECONDS_PER_MB * sum(map(len, buffers)) // 1_000_000
+        n_bytes = sum(map(len, buffers))
+        seconds = TEXT_SECONDS + SECONDS_PER_MB * n_bytes // 1_000_000
         with self._my_turn():
             if refusal := self._faults.refusal:
                 raise TokenizerUnusable(refusal)
             try:
-                return self._exchange(self._running(), seconds, {"ask": ask, **fields}, buffers)
+                process = self._running()
+                self._n_bytes += n_bytes
+                if process is not self._fast and (ask == "fastest" or self._n_bytes > REFERENCE_BYTES):
+                    self.encoder = self._exchange(process, LOAD_SECONDS, {"ask": "fastest"})[0]["encoder"]
+                    self._fast = process
+                return self._exchange(process, seconds, {"ask": ask, **fields}, buffers)
             except ProcessEnded as error:
                 if error.status in (0, -signal.SIGKILL):  # it had rested too long, or the machine was out of memory
                     with suppress(ProcessEnded):
@@ -165,7 +177,7 @@ class TokenizerProcess:
             finally:
                 if not loaded:
                     self._end()
-        self._sha256 = message[0]["sha256"]
+        self._sha256, self.encoder, self._n_bytes = message[0]["sha256"], "tokenizers", 0
         _keep_warm(self)
         return process, message
 

@@ -54,8 +54,6 @@ class LoadedTokenizer:
         eos = () if self.eos_id is None else (self.eos_id,)
         self.stop_ids: frozenset[int] = frozenset((*eos, *about["stop_token_ids"]))
         """The end-of-sequence token and the end-of-sequence ids of generation_config.json."""
-        self.encoder: str = about["encoder"]
-        """The encoder that was found exact: ``fastokens`` or ``tokenizers``."""
         self._class: str = about["tokenizer_class"]
 
     # -- Codec
@@ -89,6 +87,16 @@ class LoadedTokenizer:
         return wire.unpack_arrays(*self._process.ask("encode", *wire.pack_texts(texts))[1])
 
     # -- beyond the protocol
+
+    @property
+    def encoder(self) -> str:
+        """What encodes now: ``fastokens`` or ``tokenizers``."""
+        return self._process.encoder
+
+    def fastest(self) -> str:
+        """The name of the fastest encoder that is exact for this tokenizer, which encodes from now on. Loads it."""
+        name: str = self._process.ask("fastest")[0]["encoder"]
+        return name
 
     def encode_offsets(self, text: str) -> tuple[Ids, list[tuple[int, int]]]:
         """Ids and the characters ``[start, stop)`` that each id covers, by the reference encoder."""

@@ -88,6 +88,7 @@ def examined(folder: Path) -> LoadedTokenizer:
     """
     with limited.VALIDATIONS.one():
         tokenizer = load(folder, limited.CHECKED_NICE)
+        tokenizer.fastest()
         tokenizer.decode(tokenizer.encode("hello"))
         return tokenizer
 

@@ -111,7 +111,7 @@ def register_tokenizer(
         "source": (source or place.name)[:500],
         "revision": revision[:100],
         "vocab_size": loaded.vocab_size,
-        "encoder": loaded.encoder,
+        "encoder": loaded.fastest(),
         "chat_template": template,
     }
     own_name = (name or place.name).strip()[:180] or "tokenizer"

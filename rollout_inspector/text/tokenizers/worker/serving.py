@@ -21,7 +21,7 @@ import tokenizers  # noqa: F401
 from rollout_inspector.text.confinement import confine
 from rollout_inspector.text.tokenizers import wire
 from rollout_inspector.text.tokenizers.files import TokenizerUnusable
-from rollout_inspector.text.tokenizers.worker.definition import parse_definition, read_files
+from rollout_inspector.text.tokenizers.worker.definition import Definition, parse_definition, read_files
 from rollout_inspector.text.tokenizers.worker.encoders import (
     Encoder,
     Reference,
@@ -49,7 +49,8 @@ class ServedTokenizer:
             if not is_of_library(error) and not isinstance(error, ValueError):
                 raise
             raise TokenizerUnusable(f"tokenizer.json cannot be loaded: {str(error)[:200]}") from error
-        self.fast: Encoder = fast_encoder(definition.tokenizer, definition.text, self.reference) or self.reference
+        self.encoder: Encoder = self.reference
+        self._definition: Definition | None = definition
         offsets, data, special, kind = build(definition, self.reference.decode)
         self._added = {content: token_id for token_id, content, _ in definition.added()}
         vocab = definition.tokenizer["model"]["vocab"]
@@ -61,7 +62,6 @@ class ServedTokenizer:
             {
                 "sha256": definition.sha256,
                 "kind": kind,
-                "encoder": self.fast.name,
                 "named_tokens": definition.named_tokens,
                 "named_ids": {name: self.id_of(text) for name, text in definition.named_tokens.items()},
                 "chat_template": definition.chat_template,
@@ -84,7 +84,7 @@ class ServedTokenizer:
         match head["ask"]:
             case "encode":
                 texts = wire.unpack_texts(*buffers)
-                encoded = [self.fast.encode(texts[0])] if len(texts) == 1 else self.fast.encode_batch(texts)
+                encoded = [self.encoder.encode(texts[0])] if len(texts) == 1 else self.encoder.encode_batch(texts)
                 _refuse_more(sum(map(len, encoded)), len(buffers[1]))
                 return {}, [*wire.pack_arrays(encoded)]
             case "offsets":
@@ -97,6 +97,12 @@ class ServedTokenizer:
                 return {"id": self.id_of(head["text"])}, []
             case "pieces":
                 return self._pieces, []
+            case "fastest":
+                if self._definition is not None:
+                    tokenizer, text = self._definition.tokenizer, self._definition.text
+                    self.encoder = fast_encoder(tokenizer, text, self.reference) or self.reference
+                    self._definition = None
+                return {"encoder": self.encoder.name}, []
         raise ValueError(head["ask"])
 
 
@@ -123,8 +129,16 @@ def limit_seconds(seconds: int) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + 1 + seconds, most))
 
 
-def _limit_memory(statm: int) -> None:
+def _allow_memory() -> None:
+    """Allow all that loading may take."""
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+def _limit_memory(statm: int | None) -> None:
     """Allow ``TEXT_BYTES`` beyond what is mapped now. ``statm``: the open file that tells how much that is."""
+    if statm is None:
+        return
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
     os.lseek(statm, 0, os.SEEK_SET)
@@ -173,12 +187,15 @@ def main(idle_seconds: float) -> None:
                 limit_seconds(head["seconds"])
                 worker = ServedTokenizer(files)
                 del files
-                if statm is not None:
-                    _limit_memory(statm)
+                _limit_memory(statm)
                 answered = worker.about
             else:
                 limit_seconds(head["seconds"])
+                if is_load := head["ask"] == "fastest":
+                    _allow_memory()
                 answered = worker.answer(head, buffers)
+                if is_load:
+                    _limit_memory(statm)
             _write(answered[0], *answered[1])
         except BaseException as error:
             # After its memory was full, a process is not trusted with the next text.
