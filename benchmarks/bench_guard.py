@@ -5,6 +5,9 @@ Seconds are processor seconds of this process and of its tokenizers.
 
 import json
 import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +22,10 @@ from rollout_inspector.formats import Source
 from rollout_inspector.guard import Guard
 from rollout_inspector.streams.prefix import links_of, merge_steps
 from rollout_inspector.streams.trajectory import Row, Trajectory
+from rollout_inspector.text.tokenizers import load
 from rollouts.store.chat_templates.tokenizers import find_tokenizer, load_tokenizer
 from rollouts.store.runs.runs import delete_run
+from tests.conftest import ROOT
 
 pytestmark = [pytest.mark.bench, pytest.mark.django_db(transaction=True)]
 SIZE = int(os.environ.get("BENCH_GUARD_MB", "25")) * MB
@@ -87,3 +92,28 @@ def test_check_against_import(corpus: Path, tiny_tokenizer: Path, tmp_path: Path
             assert status == 0 and json.loads(report.read_text())["trajectories"] == n
         one, other = min(imports), min(checks)
         print(f"{folder.name:9}  {one:9.2f}  {other:8.2f}  {other / one:.2f}")
+
+
+LOADS = "import sys, tokenizers; tokenizers.Tokenizer.from_file(sys.argv[1] + '/tokenizer.json')"
+
+
+def by_the_clock(*command: str) -> float:
+    """Seconds of the fastest of several runs of a Python program."""
+    took = []
+    for _ in range(5):
+        began = time.perf_counter()
+        ended = subprocess.run([sys.executable, *command], check=False, capture_output=True, cwd=ROOT)
+        took.append(time.perf_counter() - began)
+        assert ended.returncode in (0, 1), ended.stderr  # 1: it found something
+    return min(took)
+
+
+def test_start_of_check(corpus: Path, tmp_path: Path) -> None:
+    """One trajectory, beside a Python that only loads the tokenizer by the library ``tokenizers``."""
+    print("\ntokenizer   check, s  only loaded, s  check / loaded")
+    for name in ("qwen2.5", "llama3.1", "gpt-oss"):
+        folder, path = str(corpus / "tokenizers" / name), tmp_path / f"{name}.jsonl"
+        write_gym_file(path, load(folder), 1)
+        check = by_the_clock("-m", "rollout_inspector", "check", "--tokenizer", folder, str(path))
+        loaded = by_the_clock("-c", LOADS, folder)
+        print(f"{name:10}  {check:8.2f}  {loaded:14.2f}  {check / loaded:14.2f}")
