@@ -142,6 +142,8 @@ def test_the_command_serves_pages_over_a_read_only_folder(tmp_path: Path, cache:
         wait_until(lambda: visitor.ask(f"{path}.json").json()["run"]["status"] == "done", 120, "all lines are listed")
         listed = visitor.ask(f"{path}.json").json()["trajectories"]
         assert len(listed) == 30
+        list_page = visitor.ask(path).text
+        assert all(words in list_page for words in ("Check all", "Import for good", "not read yet"))
         page = visitor.ask(f"/trajectories/{listed[7]['code']}")
         assert page.status_code == 200 and "toks" in page.text
         (folder).chmod(0o755)

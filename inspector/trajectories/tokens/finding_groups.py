@@ -14,6 +14,7 @@ from inspector.trajectories.tokens.findings import SEVERITIES
 from rollout_inspector.diagnose.finding import Severity
 from rollouts.store.models import StoredTrajectory
 from rollouts.store.runs.figures import is_large
+from rollouts.store.runs.opened import OPENED
 from rollouts.store.trajectories.findings import KindPlace, places_of_kinds
 
 Entry = Mapping[str, Any]
@@ -67,10 +68,11 @@ def group_findings(entries: Sequence[Entry], in_run: Mapping[str, InRun]) -> lis
 def kinds_in_run(trajectory: StoredTrajectory, kinds: Sequence[str]) -> dict[str, InRun]:
     """Kind -> how many trajectories of the run have it, and the next of them.
 
-    Two queries. For a large run one, of its stored figures; the next one is then met by the filter of the list.
+    Two queries. For a large run one, of its stored figures; the next one is then met by the filter of the list. Nothing
+    where files are open in place: they are read as one looks.
     """
     run = trajectory.run
-    if not kinds:
+    if not kinds or OPENED in run.settings:
         return {}
     if is_large(run):
         counts = summary_of(run).finding_trajectories
