@@ -211,8 +211,9 @@ class VllmEngine:
 
     def _watch(self, out: Any, stop: tuple[str, ...], sampled: SampledTokens) -> Generation | None:
         """Take the new tokens of a completion that a stop text may end. When one does, the later tokens are dropped."""
+        columns: Sequence[Any] = sampled
         for values in zip(*self._new(out), strict=True):
-            for column, value in zip(sampled, values, strict=True):
+            for column, value in zip(columns, values, strict=True):
                 column.append(value)
             if text := self._stops.completed(sampled.ids, stop):
                 generation = self._generation(out, sampled, text)
