@@ -237,7 +237,7 @@ LOGIN_REDIRECT_URL = "/"
 API_RATE = f"{env.whole('INSPECTOR_API_RATE', 1200, least=1)}/m"
 LOGIN_LINK_SECONDS = env.whole("INSPECTOR_LOGIN_LINK_MINUTES", 720, least=1) * 60
 
-# Sign-in through a provider of OpenID Connect: docs/configuration.md#sign-in-through-a-provider.
+# Sign-in through a provider of OpenID Connect: docs/accounts.md#sign-in-through-a-provider.
 OIDC_ISSUER = env.text("INSPECTOR_OIDC_ISSUER").rstrip("/")
 OIDC_CLIENT_ID = env.text("INSPECTOR_OIDC_CLIENT_ID")
 OIDC_CLIENT_SECRET = env.text("INSPECTOR_OIDC_CLIENT_SECRET")

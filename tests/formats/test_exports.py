@@ -80,7 +80,7 @@ def test_the_lines_that_verify_a_message_log(
     with (tmp_path / "rollouts.jsonl").open("wb") as file:
         write(EXPORTS["nemo_message_log"], [Trajectory("t", tuple(steps), reward=1.0)], file)
     monkeypatch.chdir(tmp_path)
-    page = (ROOT / "docs" / "formats.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "exports.md").read_text(encoding="utf-8")
     exec(page.partition("**Verify a message log.**")[2].partition("```python\n")[2].partition("```")[0], {})
     assert capsys.readouterr().out == (
         "Turns: 3\nReward: 1.0\n  user: 15 tokens, trainable=False\n  assistant: 23 tokens, trainable=True\n"

@@ -1,4 +1,4 @@
-"""Every example of docs/guard.md works as it stands there, one after the other, in one folder."""
+"""Every example of the pages of the guard works as it stands there, one after the other, in one folder."""
 
 import configparser
 import glob
@@ -21,7 +21,8 @@ from rollout_inspector.text.tokenizers import load
 from tests.conftest import ROOT
 from tests.samples.guard import CLEAN, GOOD, PLAIN, lines_of
 
-BLOCKS = re.findall(r"```(\w+)\n(.*?)```", (ROOT / "docs" / "guard.md").read_text(encoding="utf-8"), re.DOTALL)
+PAGES = [(ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("guard", "guard-in-a-trainer")]
+BLOCKS = re.findall(r"```(\w+)\n(.*?)```", "\n".join(PAGES), re.DOTALL)
 TESTS, IN_A_TRAINER = (text for language, text in BLOCKS if language == "python")
 FIXTURES = """
 import pytest

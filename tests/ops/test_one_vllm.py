@@ -105,7 +105,7 @@ def test_what_the_engine_names_is_in_the_installed_vllm(wheel: Path) -> None:
 
 
 def test_the_options_that_the_docs_name_are_arguments_of_the_installed_vllm(wheel: Path) -> None:
-    table = (ROOT / "docs/configuration.md").read_text().partition("| option of vLLM |")[2].partition("\n\n")[0]
+    table = (ROOT / "docs/gpu-workers.md").read_text().partition("| option of vLLM |")[2].partition("\n\n")[0]
     names = {name for line in table.splitlines() if line.startswith("| `") for name in re.findall(
         r"`(\w+)`", line.split("|")[1])}
     assert len(names) >= 9 and names <= fields(wheel, "engine/arg_utils.py", "EngineArgs"), names

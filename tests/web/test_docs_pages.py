@@ -86,6 +86,11 @@ def test_every_link_of_a_page_to_the_docs_leads_to_a_heading() -> None:
         assert not anchor or any(heading.anchor == anchor for heading in drawn(name)[2]), (path, name, anchor)
 
 
+def test_a_page_has_at_most_200_lines() -> None:
+    lines = {name: len(path.read_text("utf-8").splitlines()) for name, path in docs_files().items()}
+    assert not {name: n for name, n in lines.items() if n > 200 and not name.startswith("decisions/")}
+
+
 def test_comments_of_a_page_are_for_its_writers() -> None:
     assert any("<!--" in path.read_text("utf-8") for path in docs_files().values())
     assert not [name for name in docs_files() if "&lt;!--" in drawn(name)[1]]

@@ -15,7 +15,7 @@ LAGS = (1, -1, 2, -2)
 MIN_ZEROS = 4
 """Values of exactly 0.0 in a row that may be placeholders."""
 # Thresholds; of d and of log-probabilities in nats. They were mended on the causes that tests.measure.gap_causes plants
-# with seeds 0 to 3, and measured on other seeds: docs/benchmarks.md, "Causes of a gap".
+# with seeds 0 to 3, and measured on other seeds: docs/benchmarks-faults.md, "Causes of a gap".
 IMPROBABLE, IMPROBABLE_REST, IMPROBABLE_EACH = 0.7, 0.2, 0.02
 """A stretch of zeros is a placeholder where the other side has one token at most at exp(-0.7), about one half. The
 others together are at most at exp(-0.2), and exp(-0.02) for each token of the stretch."""

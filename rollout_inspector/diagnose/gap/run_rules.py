@@ -33,7 +33,7 @@ MANY_STEPS = 8
 FEW_TOKENS = 200
 """Where steps have fewer tokens, some steps are read together."""
 # Thresholds; of d and of log-probabilities in nats. They were mended on the causes that tests.measure.gap_causes plants
-# with seeds 0 to 3, and measured on other seeds: docs/benchmarks.md, "Causes of a gap".
+# with seeds 0 to 3, and measured on other seeds: docs/benchmarks-faults.md, "Causes of a gap".
 AGREE_UNIT = 0.12
 """The absolute d over the uncertainty of tokens that kernels of bfloat16 make at most."""
 LINE_FIT, LINE_SLOPE = 0.25, 0.05
