@@ -167,6 +167,15 @@ def _with_ends(items: Iterator[Trajectory | Rejected]) -> Iterator[Trajectory | 
 
 
 def lacks_of(names: str) -> list[str]:
-    """What files of these formats lack, one sentence per format. ``names``: slugs joined by ", "."""
-    lacks = [FORMATS[name].lacks for name in names.split(", ") if name in FORMATS]
-    return list(dict.fromkeys(sentence for sentence in lacks if sentence))
+    """What files of these formats lack, a sentence for each lack. ``names``: slugs joined by ", ".
+
+    A sentence that is not true of all of them begins with those of which it is.
+    """
+    formats_of: dict[str, list[str]] = {}
+    for name in names.split(", "):
+        if name in FORMATS:
+            formats_of.setdefault(FORMATS[name].lacks, []).append(name)
+    return [
+        sentence if len(formats_of) == 1 else f"{', '.join(some)}: {sentence[0].lower()}{sentence[1:]}"
+        for sentence, some in formats_of.items() if sentence
+    ]

@@ -40,6 +40,13 @@ def test_a_session_is_held_no_longer_than_to_its_last_line() -> None:
     assert seen == [("s1", 2, 2), ("s3", 1, 4), ("b1", 2, 5)]
 
 
+def test_of_several_formats_each_lack_names_those_that_have_it() -> None:
+    (alone,) = formats.lacks_of("nemo_rl")
+    assert alone.startswith("These are the trainer's rows")
+    assert formats.lacks_of("nemo_rl, own_jsonl") == [f"nemo_rl: {alone[0].lower()}{alone[1:]}"]
+    assert formats.lacks_of("nemo_rl, atropos") == [alone]
+
+
 def test_recorded_calls_keep_everything() -> None:
     second = changed(CALL, "response", "prompt_token_ids", to=[1, 2, 3, 10, 11, 20])
     name, (other, first), rejected = read(jsonl(CALL, changed(CALL, "session_id", to="s2"), second))
