@@ -143,7 +143,7 @@ def test_the_command_serves_pages_over_a_read_only_folder(tmp_path: Path, cache:
         listed = visitor.ask(f"{path}.json").json()["trajectories"]
         assert len(listed) == 30
         list_page = visitor.ask(path).text
-        assert all(words in list_page for words in ("Check all", "Import for good", "not read yet"))
+        assert all(words in list_page for words in ("Check all", "Import for good", "not read yet", "is checked when"))
         page = visitor.ask(f"/trajectories/{listed[7]['code']}")
         assert page.status_code == 200 and "toks" in page.text
         (folder).chmod(0o755)
