@@ -81,6 +81,7 @@ def secrets_in(places: Places, answer: HttpResponse, url: str) -> list[str]:
     return [name for name in names if name in text and name not in url and name not in ("tool_delta",)]
 
 
+@pytest.mark.sqlite_only  # who may do what is the same on any database; test_answers.py asks every address there
 def test_every_caller_gets_what_the_table_says(places: Places) -> None:
     faults = []
     for route in routes():
