@@ -23,7 +23,7 @@ from benchmarks.gym_file import rollout, write_gym_file
 from benchmarks.processes import family, processor_seconds, sums
 from rollout_inspector.text.tokenizers import load
 from rollout_inspector.text.tokenizers.loaded import LoadedTokenizer
-from rollout_inspector.text.tokenizers.worker.encoders import Reference, fast_encoder
+from rollout_inspector.text.tokenizers.worker.encoders import Reference, fast_encoder, sample_texts
 from rollouts.jobs.imports import imports
 from rollouts.store.bulk import insert_values
 from rollouts.store.chat_templates.tokenizers import find_tokenizer, load_tokenizer
@@ -91,7 +91,7 @@ def floor(path: Path, codec: LoadedTokenizer, whole: bool) -> tuple[float, int]:
     """
     definition = read_definition(codec.path)
     reference = Reference(definition.text)
-    fast: Any = fast_encoder(definition.tokenizer, definition.text, reference) or reference
+    fast: Any = fast_encoder(definition.text, sample_texts(definition.tokenizer), reference) or reference
     decoder = msgspec.json.Decoder()
     took, n = 0.0, 0
     with path.open("rb") as file:

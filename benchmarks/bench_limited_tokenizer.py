@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.processes import family, megabytes, sums
 from rollout_inspector.text.tokenizers import load
-from rollout_inspector.text.tokenizers.worker.encoders import Reference, fast_encoder
+from rollout_inspector.text.tokenizers.worker.encoders import Reference, fast_encoder, sample_texts
 from tests.tokenizers.oracles import read_definition
 
 pytestmark = pytest.mark.bench
@@ -39,7 +39,7 @@ def test_a_text_in_a_limited_process(corpus: Path) -> None:
         held = sums(megabytes, family())
         definition = read_definition(tokenizer.path)
         reference = Reference(definition.text)
-        fast = fast_encoder(definition.tokenizer, definition.text, reference)
+        fast = fast_encoder(definition.text, sample_texts(definition.tokenizer), reference)
         assert fast is not None and fast.encode(text).tolist() == tokenizer.encode(text).tolist()
         here = best(lambda: fast.encode(text)), best(lambda: fast.encode(short))  # noqa: B023
         print(

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 
 from rollout_inspector.streams.interfaces import Codec
 from rollout_inspector.text.tokenizers import LoadedTokenizer, TokenizerUnusable, from_hub, limited, load
-from rollout_inspector.text.tokenizers.worker.encoders import Reference, fast_encoder
+from rollout_inspector.text.tokenizers.worker.encoders import Reference, fast_encoder, sample_texts
 from tests.conftest import ROOT
 from tests.tokenizers.oracles import encode_plain, reference
 
@@ -77,8 +77,10 @@ def test_the_reference_is_used_where_the_fast_encoder_differs(corpus: Path) -> N
             return [np.array([0], dtype=np.int32) for _ in texts]
 
     definition, right = reference(tokenizer.path)
-    assert fast_encoder(definition.tokenizer, definition.text, Wrong(definition.text)) is None
-    assert fast_encoder(definition.tokenizer, "{}", right) is None
+    sample = sample_texts(definition.tokenizer)
+    assert fast_encoder(definition.text, sample, right) is not None
+    assert fast_encoder(definition.text, sample, Wrong(definition.text)) is None
+    assert fast_encoder("{}", sample, right) is None
 
 
 def test_much_text_brings_the_fast_encoder_and_a_new_process_begins_with_the_reference(
@@ -93,6 +95,10 @@ def test_much_text_brings_the_fast_encoder_and_a_new_process_begins_with_the_ref
     tokenizer.close()
     assert tokenizer.decode(first) == text and tokenizer.pieces()[0] and tokenizer.encoder == "tokenizers"
     assert tokenizer.encode(text).tolist() == first
+    running = tokenizer._process._process
+    assert running is not None
+    running.process.kill()
+    assert tokenizer.fastest() == tokenizer.encoder == "fastokens"
 
 
 def test_stop_ids_and_tokens_that_only_the_config_knows(tiny_tokenizer: Path, tmp_path: Path) -> None:

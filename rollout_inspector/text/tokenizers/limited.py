@@ -99,22 +99,17 @@ class TokenizerProcess:
 
     def ask(self, ask: str, *buffers: wire.Buffer, **fields: Any) -> wire.Message:
         """The answer to one request. Raises :class:`TokenizerUnusable` with a sentence."""
-        n_bytes = sum(map(len, buffers))
-        seconds = TEXT_SECONDS + SECONDS_PER_MB * n_bytes // 1_000_000
+        seconds = TEXT_SECONDS + SECONDS_PER_MB * sum(map(len, buffers)) // 1_000_000
+        head = {"ask": ask, **fields}
         with self._my_turn():
             if refusal := self._faults.refusal:
                 raise TokenizerUnusable(refusal)
             try:
-                process = self._running()
-                self._n_bytes += n_bytes
-                if process is not self._fast and (ask == "fastest" or self._n_bytes > REFERENCE_BYTES):
-                    self.encoder = self._exchange(process, LOAD_SECONDS, {"ask": "fastest"})[0]["encoder"]
-                    self._fast = process
-                return self._exchange(process, seconds, {"ask": ask, **fields}, buffers)
+                return self._answer(self._running(), seconds, head, buffers)
             except ProcessEnded as error:
                 if error.status in (0, -signal.SIGKILL):  # it had rested too long, or the machine was out of memory
                     with suppress(ProcessEnded):
-                        return self._exchange(self._start()[0], seconds, {"ask": ask, **fields}, buffers)
+                        return self._answer(self._start()[0], seconds, head, buffers)
                 raise self._fault(_why(error.status, seconds, "a text")) from error
             except Late:
                 raise self._fault("The tokenizer did not answer in time.") from None
@@ -180,6 +175,16 @@ class TokenizerProcess:
         self._sha256, self.encoder, self._n_bytes = message[0]["sha256"], "tokenizers", 0
         _keep_warm(self)
         return process, message
+
+    def _answer(
+        self, process: LimitedProcess, seconds: int, head: dict[str, Any], buffers: tuple[wire.Buffer, ...]
+    ) -> wire.Message:
+        """The answer of a process, which loads the fast encoder first where that is asked or there was much text."""
+        self._n_bytes += sum(map(len, buffers))
+        if process is not self._fast and (head["ask"] == "fastest" or self._n_bytes > REFERENCE_BYTES):
+            self.encoder = self._exchange(process, LOAD_SECONDS, {"ask": "fastest"})[0]["encoder"]
+            self._fast = process
+        return self._exchange(process, seconds, head, buffers)
 
     def _exchange(
         self, process: LimitedProcess, seconds: int, head: dict[str, Any], buffers: tuple[wire.Buffer, ...] = ()

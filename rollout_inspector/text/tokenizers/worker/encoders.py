@@ -99,11 +99,10 @@ def sample_texts(definition: Mapping[str, Any]) -> list[str]:
     return [*texts, "".join(SAMPLE)]
 
 
-def fast_encoder(definition: Mapping[str, Any], text: str, reference: Reference) -> Fast | None:
-    """``fastokens`` for this tokenizer if it loads and returns the reference's ids for the whole sample, else None."""
+def fast_encoder(definition: str, sample: Sequence[str], reference: Reference) -> Fast | None:
+    """``fastokens`` for a definition if it loads and returns the reference's ids for the whole sample, else None."""
     try:
-        fast = Fast(text)
-        sample = sample_texts(definition)
+        fast = Fast(definition)
         for text_of_sample, expected, actual in zip(
             sample, reference.encode_batch(sample), fast.encode_batch(sample), strict=True
         ):

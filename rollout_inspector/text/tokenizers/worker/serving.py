@@ -21,7 +21,7 @@ import tokenizers  # noqa: F401
 from rollout_inspector.text.confinement import confine
 from rollout_inspector.text.tokenizers import wire
 from rollout_inspector.text.tokenizers.files import TokenizerUnusable
-from rollout_inspector.text.tokenizers.worker.definition import Definition, parse_definition, read_files
+from rollout_inspector.text.tokenizers.worker.definition import parse_definition, read_files
 from rollout_inspector.text.tokenizers.worker.encoders import (
     Encoder,
     Reference,
@@ -50,7 +50,8 @@ class ServedTokenizer:
                 raise
             raise TokenizerUnusable(f"tokenizer.json cannot be loaded: {str(error)[:200]}") from error
         self.encoder: Encoder = self.reference
-        self._definition: Definition | None = definition
+        self._unread: str | None = definition.text
+        """The definition, until the fast encoder reads it."""
         offsets, data, special, kind = build(definition, self.reference.decode)
         self._added = {content: token_id for token_id, content, _ in definition.added()}
         vocab = definition.tokenizer["model"]["vocab"]
@@ -98,10 +99,9 @@ class ServedTokenizer:
             case "pieces":
                 return self._pieces, []
             case "fastest":
-                if self._definition is not None:
-                    tokenizer, text = self._definition.tokenizer, self._definition.text
-                    self.encoder = fast_encoder(tokenizer, text, self.reference) or self.reference
-                    self._definition = None
+                if self._unread is not None:
+                    self.encoder = fast_encoder(self._unread, self._pieces["sample"], self.reference) or self.reference
+                    self._unread = None
                 return {"encoder": self.encoder.name}, []
         raise ValueError(head["ask"])
 
