@@ -17,8 +17,9 @@ Open = Callable[..., Any]
 
 @pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (700, "dark"), (360, "light")])
 def test_no_page_is_wider_than_its_window(open_page: Open, width: int, scheme: str) -> None:
-    run = stored_run(12, f"{HOSTILE} {'long' * 30}", model="a-very-long-model-name-" * 4)
     page = open_page("/", width=width, color_scheme=scheme)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width, "the first page, without a run"
+    run = stored_run(12, f"{HOSTILE} {'long' * 30}", model="a-very-long-model-name-" * 4)
     for path in ("/", "/runs/new", "/import", "/tokenizers", "/shares", "/help", f"/runs/{run.code}", "/gallery",
                  "/go?q=long", "/docs/", "/docs/pages", "/docs/formats", "/docs/api", "/docs/benchmarks"):
         page.goto(page.url.split("/", 3)[0] + "//" + page.url.split("/")[2] + path)
