@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from playwright.sync_api import TimeoutError
+from playwright.sync_api import TimeoutError, expect
 
 from rollouts.store.models import Run
 
@@ -49,7 +49,8 @@ def tab_stops(page: Any) -> dict[str, str]:
 def press(page: Any, name: str) -> None:
     """Press the link with a name, which the tab key reaches; in a row of tabs it reaches one, and arrows the others."""
     link = page.locator("main").get_by_role("link", name=name, exact=True).first
-    assert link.is_visible() and link.evaluate(IN_TAB_ORDER)
+    expect(link).to_be_visible()
+    assert link.evaluate(IN_TAB_ORDER)
     link.focus()
     with page.expect_navigation():
         page.keyboard.press("Enter")

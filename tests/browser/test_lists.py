@@ -80,10 +80,11 @@ def test_what_is_chosen_stays_chosen_while_a_run_works(open_page: Open) -> None:
     page.check(f"#pick-{done.code}")
     Run.objects.filter(pk=live.pk).update(n_tokens=12345)
     expect(page.locator("#runs")).to_contain_text("12,345", timeout=10_000)
-    assert page.is_checked(f"#pick-{done.code}") and not page.is_checked(f"#pick-{live.code}")
+    expect(page.locator(f"#pick-{done.code}")).to_be_checked()
+    expect(page.locator(f"#pick-{live.code}")).not_to_be_checked()
     page.click("text=Rename, tag or delete")
     page.wait_for_url(re.compile("/runs/change"))
-    assert page.input_value(f"input[name=name-{done.code}]") == "done"
+    expect(page.locator(f"input[name=name-{done.code}]")).to_have_value("done")
 
 
 def test_a_search_goes_on_below_what_it_found(open_page: Open, make: Maker, monkeypatch: Any) -> None:
@@ -117,7 +118,7 @@ def test_a_search_goes_on_below_what_it_found(open_page: Open, make: Maker, monk
     assert any("stop=1" in url for url in asked)
     n = page.locator(".found-place").count()
     page.wait_for_timeout(400)
-    assert page.locator(".found-place").count() == n
+    expect(page.locator(".found-place")).to_have_count(n)
 
 
 def test_charts_over_training_are_drawn_narrowed_together_and_lead_to_a_step(open_page: Open) -> None:

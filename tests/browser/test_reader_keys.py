@@ -109,10 +109,11 @@ def test_arrows_go_on_from_the_token_that_was_asked_for(open_page, long):
     page.keyboard.press("Shift+ArrowRight")
     expect(page).to_have_url(re.compile("t=161-163$"))
     page.click("#pane i >> nth=165", modifiers=["Shift"])
-    assert page.locator("#pane .sel").count() == 5
+    expect(page.locator("#pane .sel")).to_have_count(5)
     # One press ends the card and its range.
     page.keyboard.press("Escape")
-    assert page.locator("#pane .sel").count() == 0 and page.locator("#token-card").is_hidden()
+    expect(page.locator("#pane .sel")).to_have_count(0)
+    expect(page.locator("#token-card")).to_be_hidden()
     assert page.evaluate(FOCUS) == "I"
     page.click(".share summary")
     page.locator(".share input[name=note]").focus()
@@ -174,7 +175,7 @@ def test_windows_and_the_end_of_the_row_keep_the_focus(open_page, make, monkeypa
     for number in (1, 2):
         page.keyboard.press("Enter")
         expect(page.locator("#find output")).to_have_text(f"{number} of 3")
-    assert page.locator("#pane").get_attribute("data-a") == "4096"
+    expect(page.locator("#pane")).to_have_attribute("data-a", "4096")
     assert page.evaluate("getSelection().toString()") == "84<|im" and "find=84" in page.url
     page.keyboard.press("Escape")
     assert page.evaluate(FOCUS) == "I"
@@ -210,7 +211,8 @@ def test_n_lights_the_range_and_keeps_the_card_in_view(open_page, make):
     for at in places:
         page.keyboard.press("n")
         lit = page.locator("#pane .at")
-        assert lit.count() == 1 and int(lit.get_attribute("data-a")) == at
+        expect(lit).to_have_count(1)
+        assert int(lit.get_attribute("data-a")) == at
         assert lit.evaluate("(run) => getComputedStyle(run).outlineStyle") == "solid"
         expect(lit).to_be_in_viewport()
         expect(page.locator(".finding-jump[aria-current]")).to_be_in_viewport(ratio=1)
@@ -315,11 +317,11 @@ def test_a_selection_has_figures_and_is_copied_in_four_ways(open_page, long, mak
     exec(copied("python"), names)
     assert names["ids"] == ids and names["loss_mask"] == [0, 0, 1, 1, 1, 1] and names["logprobs"][:2] == [None, None]
     page.keyboard.press("Escape")
-    assert bar.is_hidden()
+    expect(bar).to_be_hidden()
     page.goto(page.url.partition("?")[0] + f"?view=tokens&t={start}-{start + 6}")
     bar.locator("[data-search]").click()
     expect(page.locator(".found-place a >> nth=0")).to_have_text(f"a: row 0, tokens {start} to {start + 5}")
-    assert page.input_value("#search-q") == " ".join(map(str, ids)), "the run is searched for the selected ids"
+    expect(page.locator("#search-q")).to_have_value(" ".join(map(str, ids)))
 
 
 def test_a_comments_on_the_selection_and_it_stands_at_its_range_until_it_is_resolved(open_page, long):
@@ -414,8 +416,8 @@ def test_a_share_link_opens_the_view_it_was_made_on(open_page, long, browser):
         seen.goto(made_link(page))
         seen.wait_for_function("() => history.state?.place")
         assert abs(seen.evaluate(TOP) - before) < 40
-        assert seen.locator("#pane[data-view=tokens][data-lens=origin]").count() == 1
-        assert seen.input_value("#find input") == "tool"
+        expect(seen.locator("#pane[data-view=tokens][data-lens=origin]")).to_have_count(1)
+        expect(seen.locator("#find input")).to_have_value("tool")
         # An address without a place opens at the worst finding. So does the link, also when its view is another.
         broken = long.run.trajectories.get(index=1)
         page = open_page(path(broken))

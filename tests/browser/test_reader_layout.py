@@ -135,7 +135,8 @@ def test_the_panel_covers_no_token_and_keeps_its_size_and_side(open_page, make, 
 def test_on_a_phone_the_panel_is_a_line_of_tabs_until_it_is_asked(open_page, stored):
     page = open_page(path(stored, "?view=tokens&row=0&w=0"), width=400, height=800)
     panel = page.locator("#panel")
-    assert panel.bounding_box()["height"] < 50 and page.locator("#findings").is_hidden()
+    assert panel.bounding_box()["height"] < 50
+    expect(page.locator("#findings")).to_be_hidden()
     page.click("#tab-findings")
     expect(page.locator("#findings .finding")).to_be_visible()
     page.click("#tab-findings")
@@ -192,13 +193,14 @@ def test_split_view_shows_what_was_sampled_beside_what_is_trained(open_page, mak
     page.keyboard.press("d")
     expect(page.locator("#split .side-by-side")).to_be_visible()
     expect(page.locator("#split tr.site").first).to_be_in_viewport()
-    assert page.locator("#pane").is_hidden()
+    expect(page.locator("#pane")).to_be_hidden()
     page.keyboard.press("n")
     expect(page.locator("#pane-status")).to_have_text(re.compile("^difference 1 of "))
     page.locator("#split tr.fold a >> nth=0").click()
     page.wait_for_function("() => document.querySelector('#split').dataset.at.includes('open=')")
     page.keyboard.press("Escape")
-    assert page.locator("#pane").is_visible() and page.locator("#split").count() == 0
+    expect(page.locator("#pane")).to_be_visible()
+    expect(page.locator("#split")).to_have_count(0)
     page.reload()
     page.keyboard.press("d")
     expect(page.locator("#split .side-by-side")).to_be_visible()
@@ -224,7 +226,7 @@ def test_a_server_that_is_away_for_a_moment_loses_no_place(open_page, make, away
     page.keyboard.press("]")
     line = page.locator("#away")
     expect(line).to_have_text("The server is not reachable. Trying again.")
-    assert page.locator("#pane[data-a='0']").count() == 1
+    expect(page.locator("#pane[data-a='0']")).to_have_count(1)
     is_away.clear()
     page.wait_for_selector("#pane[data-a='4096']")
     expect(line).to_have_count(0)
@@ -240,7 +242,8 @@ def test_a_live_page_keeps_what_is_open_in_the_panel_and_what_is_typed(open_page
     page.fill("#comment-text", "Is it")
     models.StoredTrajectory.objects.filter(pk=stored.pk).update(n_tokens=7)
     page.wait_for_timeout(2500)
-    assert page.input_value("#comment-text") == "Is it" and page.evaluate("window.swaps") == 0
+    expect(page.locator("#comment-text")).to_have_value("Is it")
+    assert page.evaluate("window.swaps") == 0
     page.keyboard.press("Escape")
     page.wait_for_function("() => window.swaps > 0")
     expect(page.locator("#tab-comments")).to_have_attribute("aria-selected", "true")

@@ -1,5 +1,6 @@
 """The shell in a real browser: theme, keys, live runs, dropping files, sharing, narrow windows, no JavaScript."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -31,14 +32,16 @@ def test_the_theme_is_kept_and_drawn_by_the_server(open_page: Open) -> None:
     background = "getComputedStyle(document.body).backgroundColor"
     light = page.evaluate(background)
     page.click("[data-theme-toggle]")  # light
-    assert page.get_attribute("html", "data-theme") == "light" and page.evaluate(background) == light
+    expect(page.locator("html")).to_have_attribute("data-theme", "light")
+    assert page.evaluate(background) == light
     page.click("[data-theme-toggle]")  # dark
     assert page.evaluate(background) != light
     page.reload()
-    assert page.get_attribute("html", "data-theme") == "dark"
+    expect(page.locator("html")).to_have_attribute("data-theme", "dark")
     page.click("[data-theme-toggle]")  # as the system has it
     page.reload()
-    assert page.get_attribute("html", "data-theme") is None and page.evaluate(background) == light
+    expect(page.locator("html")).not_to_have_attribute("data-theme", re.compile(""))
+    assert page.evaluate(background) == light
 
 
 def test_the_list_of_keys_opens_with_a_key_and_not_while_typing(open_page: Open) -> None:
@@ -46,12 +49,13 @@ def test_the_list_of_keys_opens_with_a_key_and_not_while_typing(open_page: Open)
     page.evaluate("document.querySelectorAll('details').forEach((one) => (one.open = true))")
     page.focus("#id_name")
     page.keyboard.press("?")
-    assert not page.is_visible("dialog#keys") and page.input_value("#id_name") == "?"
+    expect(page.locator("dialog#keys")).to_be_hidden()
+    expect(page.locator("#id_name")).to_have_value("?")
     page.evaluate("document.activeElement.blur()")
     page.keyboard.press("?")
-    assert page.is_visible("dialog#keys")
+    expect(page.locator("dialog#keys")).to_be_visible()
     page.keyboard.press("Escape")
-    assert not page.is_visible("dialog#keys")
+    expect(page.locator("dialog#keys")).to_be_hidden()
     page.keyboard.press("g")
     page.keyboard.press("i")
     page.wait_for_url("**/import")
@@ -67,13 +71,13 @@ def test_a_place_is_reached_by_its_name_with_keys_alone(open_page: Open) -> None
     page.keyboard.type("calculator")
     expect(options).to_have_count(2)
     expect(page.locator("#announcer")).to_have_text("2 places")
-    assert field.get_attribute("aria-activedescendant") == options.first.get_attribute("id")
+    expect(field).to_have_attribute("aria-activedescendant", options.first.get_attribute("id"))
     page.keyboard.press("ArrowDown")
     assert [option.get_attribute("aria-selected") for option in options.all()] == ["false", "true"]
     page.keyboard.press("ArrowDown")
-    assert options.first.get_attribute("aria-selected") == "true"
+    expect(options.first).to_have_attribute("aria-selected", "true")
     page.keyboard.press("ArrowUp")
-    assert field.get_attribute("aria-activedescendant") == options.last.get_attribute("id")
+    expect(field).to_have_attribute("aria-activedescendant", options.last.get_attribute("id"))
     page.keyboard.press("Enter")
     page.wait_for_url(f"**/runs/{run.code}")
     page.keyboard.press("Control+k")
@@ -101,12 +105,14 @@ def test_a_run_is_followed_to_its_end_without_reloading_by_hand(open_page: Open)
     run = create_run("launch", "live", model="demo", n_expected=2)
     start_run(run)
     page = open_page(f"/runs/{run.code}")
-    assert "running" in page.inner_text("#run-live .progress-line") and page.is_visible("#cancel")
+    assert "running" in page.inner_text("#run-live .progress-line")
+    expect(page.locator("#cancel")).to_be_visible()
     Run.objects.filter(pk=run.pk).update(n_finished=1)
     page.wait_for_selector("text=1 of 2 done")
     end_run(run, Run.Status.FAILED, "The engine broke.")
     page.wait_for_selector("text=Why it failed")
-    assert "The engine broke." in page.inner_text("#run-live") and not page.is_visible("#cancel")
+    assert "The engine broke." in page.inner_text("#run-live")
+    expect(page.locator("#cancel")).to_be_hidden()
 
 
 def test_a_tab_that_nobody_looks_at_asks_rarely(open_page: Open) -> None:
@@ -196,4 +202,4 @@ def test_without_javascript_everything_reads_and_a_link_can_be_made(open_page: O
     page.click("summary:has-text('Share')")
     page.click("text=Make the link")
     assert "/s/" in page.input_value(".made input")
-    assert not page.is_visible("[data-theme-toggle]")
+    expect(page.locator("[data-theme-toggle]")).to_be_hidden()

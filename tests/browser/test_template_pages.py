@@ -1,5 +1,6 @@
 """The chat-template lab in a real browser: narrow windows, both themes, copying, links to probes and lines, polling."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -56,12 +57,14 @@ def test_the_repair_is_copied_as_it_is(open_page: Open) -> None:
 def test_a_link_opens_the_probe_and_the_probe_leads_to_its_line(open_page: Open) -> None:
     check = checked(BROKEN)
     page = open_page(f"/templates/checks/{check.code}#probe-tool_append")
-    assert page.is_visible("#probe-tool_append") and not page.is_visible("#probe-user_append")
+    expect(page.locator("#probe-tool_append")).to_be_visible()
+    expect(page.locator("#probe-user_append")).to_be_hidden()
     page.click("#probe-tool_append a[href^='#L']")
     page.locator("tr:target .line-probes").wait_for()
     way = page.locator("tr:target .line-probes a").last
     probe = way.get_attribute("href")
-    assert probe != "#probe-tool_append" and not page.is_visible(probe)
+    assert probe != "#probe-tool_append"
+    expect(page.locator(probe)).to_be_hidden()
     way.click()
     page.locator(probe).wait_for()
 
@@ -75,7 +78,8 @@ def test_the_search_ends_on_the_page_without_closing_what_is_open(open_page: Ope
     page.wait_for_selector("#repair >> text=A worker looks for a repair")
     do_job(check.job.pk)
     page.wait_for_selector("#diff-repair")
-    assert page.is_visible("#probe-user_append") and page.is_visible("text=Copy the template")
+    expect(page.locator("#probe-user_append")).to_be_visible()
+    expect(page.locator("text=Copy the template")).to_be_visible()
 
 
 def test_the_matrix_fills_while_it_is_watched(open_page: Open, tiny_tokenizer: Path) -> None:
@@ -86,7 +90,7 @@ def test_the_matrix_fills_while_it_is_watched(open_page: Open, tiny_tokenizer: P
     page.wait_for_selector("text=0 of 1 checked.")
     do_job(check.job.pk)
     page.wait_for_selector("table.matrix a.cell-ok")
-    assert page.get_attribute("#matrix", "hx-get") is None
+    expect(page.locator("#matrix")).not_to_have_attribute("hx-get", re.compile(""))
     page.select_option("#m-show", "failing")
     page.click("text=Apply")
     page.wait_for_url("**show=failing**")

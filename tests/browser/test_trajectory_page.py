@@ -42,7 +42,7 @@ def test_a_token_shows_its_card_and_a_click_pins_it(open_page, stored, make):
     card = page.locator("#token-card")
     page.hover("#pane i.o1 >> nth=2")
     page.click("#tab-token")  # without it open, a token under the pointer changes nothing
-    assert card.is_hidden()
+    expect(card).to_be_hidden()
     page.hover("#pane i.o1 >> nth=3")
     card.wait_for()
     step = make.conversation("a", turns=6, hostile=True).steps[0]
@@ -87,9 +87,11 @@ def test_a_pinned_card_shows_the_alternatives_as_text(open_page, make):
     assert not asked
     page.click(f"#pane i.o1 >> nth={at}")
     expect(card.locator("tbody tr")).to_have_count(len(hostile) + 1)
-    assert len(asked) == 1 and card.locator("script").count() == 0
+    assert len(asked) == 1
+    expect(card.locator("script")).to_have_count(0)
     for line, token_id in zip(card.locator("tbody tr").all(), hostile.tolist(), strict=False):
-        assert str(token_id) in line.inner_text() and line.locator("rect").count() == 1
+        assert str(token_id) in line.inner_text()
+        expect(line.locator("rect")).to_have_count(1)
     last = card.locator("tbody tr >> nth=-1")
     expect(last).to_contain_text("sampled")
     expect(last).to_contain_text(str(int(step.completion_ids[at])))
@@ -103,7 +105,7 @@ def test_a_pinned_card_shows_the_alternatives_as_text(open_page, make):
 
 def test_tokens_are_reached_by_keyboard(open_page, stored):
     page = open_page(path(stored, "?view=tokens"))
-    assert page.locator("#pane i[tabindex='0']").count() == 1
+    expect(page.locator("#pane i[tabindex='0']")).to_have_count(1)
     page.locator("#pane i[tabindex='0']").focus()
     for _ in range(3):
         page.keyboard.press("ArrowRight")
@@ -112,14 +114,14 @@ def test_tokens_are_reached_by_keyboard(open_page, stored):
     at(page, "t=3-4")
     page.keyboard.press("Shift+ArrowRight")
     at(page, "t=3-5")
-    assert page.locator("#pane i[tabindex='0']").count() == 1
+    expect(page.locator("#pane i[tabindex='0']")).to_have_count(1)
 
 
 def test_y_copies_the_link_to_the_selection(open_page, stored):
     page = open_page(path(stored, "?view=tokens&lens=origin"))
     page.click("#pane i.o1 >> nth=2")
     page.click("#pane i.o1 >> nth=6", modifiers=["Shift"])
-    assert page.locator(MARKED).count() == 5
+    expect(page.locator(MARKED)).to_have_count(5)
     page.keyboard.press("y")
     says(page, re.compile("link to tokens .* copied"))
     copied = page.evaluate("navigator.clipboard.readText()")
@@ -127,8 +129,8 @@ def test_y_copies_the_link_to_the_selection(open_page, stored):
     a, b = map(int, copied.rsplit("=", 1)[1].split("-"))
     assert b - a == 5
     again = open_page(copied.split("/", 3)[3].join(["/", ""]))
-    assert again.locator("#pane .k").count() == 5
-    assert again.locator("#pane .k").first.is_visible()
+    expect(again.locator("#pane .k")).to_have_count(5)
+    expect(again.locator("#pane .k").first).to_be_visible()
 
 
 def test_the_copied_text_is_the_sampled_text(open_page, stored, make):
@@ -168,7 +170,7 @@ def test_a_gap_leads_to_both_sides_and_belongs_to_no_token_and_no_copy(open_page
     page.locator("#pane .gap").focus()
     page.keyboard.press("Enter")
     expect(page.locator("#finding-1:target .token-diff")).to_be_visible()
-    assert page.locator("#token-card").is_hidden()
+    expect(page.locator("#token-card")).to_be_hidden()
     # The map is for the pointer; the list of turns has the same places for the keyboard.
     assert page.locator(".minimap a:not([tabindex='-1'])").count() == 0 < page.locator(".outline a").count()
 
@@ -190,7 +192,7 @@ def test_keys_walk_turns_findings_siblings_and_lenses(open_page, stored):
     page.keyboard.press("k")
     says(page, "turn 1")
     page.keyboard.press("m")
-    assert page.locator("#pane").get_attribute("data-lens") == "origin"
+    expect(page.locator("#pane")).to_have_attribute("data-lens", "origin")
     page.wait_for_url("**lens=origin**")
     page.keyboard.press("n")
     says(page, "no findings")
@@ -200,7 +202,7 @@ def test_keys_walk_turns_findings_siblings_and_lenses(open_page, stored):
     page.keyboard.press("l")
     page.wait_for_selector("h1:has-text('b')")
     page.wait_for_load_state()  # the keys' script runs once the page is parsed
-    assert page.locator("#pane").get_attribute("data-view") == "tokens"
+    expect(page.locator("#pane")).to_have_attribute("data-view", "tokens")
     page.wait_for_selector("#pane .k")  # it opens at its finding, in row 1
     page.keyboard.press("n")
     says(page, "finding 1 of 1")
@@ -251,7 +253,7 @@ def test_keys_are_off_while_typing(open_page, stored):
     page = open_page(path(stored))
     page.keyboard.press("/")
     page.keyboard.type("jm compute")
-    assert page.locator("#pane").get_attribute("data-lens") == "mask"
+    expect(page.locator("#pane")).to_have_attribute("data-lens", "mask")
     page.locator("#find input").fill("compute")
     page.keyboard.press("Enter")
     expect(page.locator("#find output")).to_have_text(re.compile("^1 of "))
@@ -288,8 +290,8 @@ def test_a_lens_is_chosen_without_a_request(open_page, stored):
     assert [name for name in requests if "favicon" not in name] == []
     expect(page.locator(".lens-menu summary b")).to_have_text("logprob")
     page.click(".legend-menu summary")
-    assert page.locator(".legend [data-for=logprob]").is_visible()
-    assert not page.locator(".legend [data-for=mask]").is_visible()
+    expect(page.locator(".legend [data-for=logprob]")).to_be_visible()
+    expect(page.locator(".legend [data-for=mask]")).to_be_hidden()
 
 
 def test_the_next_window_is_swapped_in_and_has_cards(open_page, make):
@@ -333,11 +335,12 @@ def test_a_live_page_grows_and_keeps_a_pinned_card(open_page, stored):
     page.click("#pane i.o1 >> nth=3")
     models.StoredTrajectory.objects.filter(pk=stored.pk).update(status="done", stop_reason="answered", n_tokens=1)
     page.wait_for_function("() => window.held > 1")
-    assert page.locator("#token-card").is_visible() and "running" in page.locator(".properties").inner_text()
+    expect(page.locator("#token-card")).to_be_visible()
+    assert "running" in page.locator(".properties").inner_text()
     page.keyboard.press("Escape")
     page.keyboard.press("Escape")
     page.locator(".properties:has-text('answered')").wait_for()
-    assert page.locator("#live[hx-trigger]").count() == 0
+    expect(page.locator("#live[hx-trigger]")).to_have_count(0)
     page.locator("#pane i[tabindex='0']").wait_for()  # the new tokens have been read by the page's script
     page.mouse.move(5, 400)
     page.click("#pane i.o1 >> nth=3")
@@ -356,7 +359,8 @@ def test_an_answer_that_comes_while_a_card_is_pinned_changes_nothing(open_page, 
     page.evaluate(COUNT_HELD)
     models.StoredTrajectory.objects.filter(pk=stored.pk).update(status="done", stop_reason="answered")
     page.wait_for_function("() => window.held > 0")
-    assert page.locator("#token-card").is_visible() and page.locator("#pane .sel").count() == 1
+    expect(page.locator("#token-card")).to_be_visible()
+    expect(page.locator("#pane .sel")).to_have_count(1)
     page.keyboard.press("Escape")
     page.keyboard.press("Escape")
     page.locator(".properties:has-text('answered')").wait_for()
@@ -364,19 +368,19 @@ def test_an_answer_that_comes_while_a_card_is_pinned_changes_nothing(open_page, 
 
 def test_everything_reads_without_scripts(open_page, stored):
     page = open_page(path(stored, "?view=tokens&t=40-44"), javascript=False)
-    assert page.locator("#pane .k").count() == 4
+    expect(page.locator("#pane .k")).to_have_count(4)
     page.click(".legend-menu summary")
-    assert page.locator(".legend [data-for=mask]").is_visible()
+    expect(page.locator(".legend [data-for=mask]")).to_be_visible()
     for section in ("findings", "turns"):  # one behind the other
-        assert page.locator(f"#{section}").is_visible()
+        expect(page.locator(f"#{section}")).to_be_visible()
     # What only JavaScript does is not offered.
     for dead in ("#find", "[data-copy-link]", "[data-theme-toggle]", "#token", ".panel-tabs"):
-        assert page.locator(dead).is_hidden()
+        expect(page.locator(dead)).to_be_hidden()
     page.click(".lens-menu summary")
     page.click("a[data-lens-choice=origin]")
-    assert page.locator("#pane").get_attribute("data-lens") == "origin"
+    expect(page.locator("#pane")).to_have_attribute("data-lens", "origin")
     page.click("text=Side by side")
-    assert page.locator("#side-by-side").is_visible()
+    expect(page.locator("#side-by-side")).to_be_visible()
 
 
 def test_the_first_difference_is_in_view_and_keys_jump(open_page, stored):

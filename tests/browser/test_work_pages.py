@@ -33,7 +33,8 @@ def test_a_run_that_stopped_is_resumed_by_its_button(open_page: Open, engines: N
     assert "The engine broke." in page.inner_text("#run-live")
     page.click("#resume")
     page.wait_for_selector("#run-live .status-queued")
-    assert sent == [run.pk] and not page.is_visible("#resume")
+    assert sent == [run.pk]
+    expect(page.locator("#resume")).to_be_hidden()
     page.locator(".crumbs a").first.focus()
     run_rollouts.work_on(run.pk)
     page.wait_for_selector("#run-live .status-done")
@@ -56,13 +57,13 @@ def test_strategies_appear_when_a_worker_has_replayed_them_and_two_are_compared(
     (job,) = sent
     do_job(job)
     page.wait_for_selector("#strategies table.strategies")
-    assert page.locator("#strategies[hx-trigger]").count() == 0
+    expect(page.locator("#strategies[hx-trigger]")).to_have_count(0)
     page.select_option("#pair-left", "tool_delta")
     page.select_option("#pair-right", "single_message")
     page.click("button:has-text('Compare')")
     page.wait_for_url("**right=single_message**")
-    assert page.locator("#side-by-side td.right i.o4").count() == 1
-    assert page.locator("#side-by-side td.left i.o4").count() == 0
+    expect(page.locator("#side-by-side td.right i.o4")).to_have_count(1)
+    expect(page.locator("#side-by-side td.left i.o4")).to_have_count(0)
     page.keyboard.press("n")
     expect(page.locator("#pane-status")).to_have_text(re.compile(r"difference 1 of [1-9]"))
 
