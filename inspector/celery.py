@@ -23,8 +23,7 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "inspector.settings")
 from celery import Celery, signals  # noqa: E402
 
 HEARTBEAT_SECONDS = 2.0
-THREAD_BYTES = 8 << 20
-"""What a thread takes. A worker that does not get it ends, and what it had is taken over."""
+THREAD_BYTES = 8 << 20  # What a thread takes. A worker that does not get it ends, and what it had is taken over.
 
 app = Celery("inspector")
 # Celery has put the current folder first, and the project of a user may have packages of our names.

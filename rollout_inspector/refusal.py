@@ -11,22 +11,16 @@ from enum import StrEnum
 class Remedy(StrEnum):
     """What a user can do. The value is stored beside the sentence, so it is never renamed."""
 
-    LEAVE_OUT = "leave_out"
-    """Leave out the trajectories with faulty rows, or write these rows all the same."""
+    LEAVE_OUT = "leave_out"  # Leave out the trajectories with faulty rows, or write these rows all the same.
     OTHER_STRATEGY = "other_strategy"
     """Write the rows of another strategy, or leave out the trajectories that this one refuses."""
-    CHOOSE_TOKENIZER = "choose_tokenizer"
-    """Diagnose the run again with a registered tokenizer, which it then has."""
-    REPLAY_BY_COMMAND = "replay_by_command"
-    """Replay the trajectory by the command, which has no limit."""
-    OWN_FORMAT = "own_format"
-    """Write trajectories in our own format, which holds all of them."""
-    ADOPT_FILES = "adopt_files"
-    """Say that the files belong to this database, and not to one that is no longer used."""
+    CHOOSE_TOKENIZER = "choose_tokenizer"  # Diagnose the run again with a registered tokenizer, which it then has.
+    REPLAY_BY_COMMAND = "replay_by_command"  # Replay the trajectory by the command, which has no limit.
+    OWN_FORMAT = "own_format"  # Write trajectories in our own format, which holds all of them.
+    ADOPT_FILES = "adopt_files"  # Say that the files belong to this database, and not to one that is no longer used.
 
 
-Words = Mapping[Remedy, str]
-"""How a door words each remedy, as a sentence."""
+Words = Mapping[Remedy, str]  # How a door words each remedy, as a sentence.
 
 
 class Refusal(ValueError):

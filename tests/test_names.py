@@ -1,7 +1,9 @@
 """What a test can hold of the words of the house; docs/glossary.md has the rest."""
 
 import ast
+import io
 import re
+import tokenize
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
@@ -84,15 +86,23 @@ def odd_constants(module: str, source: str) -> list[str]:
 
 
 def sentences(source: str) -> Iterator[tuple[int, str]]:
-    """(line, sentence) of every docstring of a module; code in double backticks is one word."""
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
+    """(line, sentence) of every docstring and comment of a module; code in double backticks is one word."""
+    for line, text in texts(source):
+        for part in re.split(r"\n\s*\n|\n\s*[*-] ", re.sub(r"``[^`]*``", "X", text)):
+            for sentence in re.split(r"(?<=[.;:!?])\s+(?=[A-Z`(])", part.strip().replace("\n", " ")):
+                yield line, sentence
+
+
+def texts(source: str) -> Iterator[tuple[int, str]]:
+    """(line, text) of every docstring of a module, and of every line that has a comment."""
+    for node in ast.walk(ast.parse(source)):
         body = getattr(node, "body", None)
         for statement in body if isinstance(body, list) else ():
             if isinstance(statement, ast.Expr) and isinstance(text := getattr(statement.value, "value", None), str):
-                for part in re.split(r"\n\s*\n|\n\s*[*-] ", re.sub(r"``[^`]*``", "X", text)):
-                    for sentence in re.split(r"(?<=[.;:!?])\s+(?=[A-Z`(])", part.strip().replace("\n", " ")):
-                        yield statement.lineno, sentence
+                yield statement.lineno, text
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
 
 
 def hard_sentences(module: str, source: str) -> list[str]:
@@ -125,6 +135,7 @@ def test_docstrings_are_plain() -> None:
 
 def test_a_hard_sentence_would_be_found() -> None:
     assert hard_sentences("a.b", 'def f():\n    """The run, judged anew."""')
+    assert hard_sentences("a.b", "runs = 3  # They are judged anew.")
     assert hard_sentences("a.b", '"""' + "word " * 31 + '"""')
     assert not hard_sentences("a.b", '"""' + "word " * 20 + "end. " + "Word " * 20 + '"""')
 

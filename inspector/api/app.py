@@ -31,10 +31,8 @@ from rollouts.store.runs.run_summary import RewardBin, RunSummary
 from rollouts.store.runs.training_steps import TrainingStepLine
 from rollouts.store.trajectories.comments import CommentMoved
 
-MAX_BODY_BYTES = 4 << 20
-"""The largest JSON body."""
-MAX_BODY_MEMORY = 32 << 20
-"""Bytes of memory that the values of a body take."""
+MAX_BODY_BYTES = 4 << 20  # The largest JSON body.
+MAX_BODY_MEMORY = 32 << 20  # Bytes of memory that the values of a body take.
 
 
 class BoundedParser(Parser):

@@ -27,8 +27,7 @@ MEANINGS = {
     503: "Busy, or Redis does not answer; try again.",
     507: "The disk of the server is full.",
 }
-EVERYWHERE = (400, 401, 403, 404, 429, 503, 507)
-"""What any operation may answer."""
+EVERYWHERE = (400, 401, 403, 404, 429, 503, 507)  # What any operation may answer.
 PROBLEM_SCHEMA = {"$ref": "#/components/schemas/ProblemDocument"}
 NOT_CHANGED = {304: {"description": "What `If-None-Match` names is still right."}}
 

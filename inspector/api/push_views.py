@@ -36,16 +36,12 @@ from rollouts.store.runs import runs
 from rollouts.store.runs.runs import find_run
 
 CHUNK_BYTES = 1 << 20
-MAX_RUN_BYTES = 4 << 20
-"""The largest request that makes a run: a name and perhaps a chat template."""
-MAX_RUN_MEMORY = 32 << 20
-"""Bytes of memory that the values of such a request take."""
+MAX_RUN_BYTES = 4 << 20  # The largest request that makes a run: a name and perhaps a chat template.
+MAX_RUN_MEMORY = 32 << 20  # Bytes of memory that the values of such a request take.
 MAX_PREFIX = 60
-MAX_PUSHES = 6
-"""Pushes that wait in a web process to be read. Further ones are refused, so that pages find a thread."""
+MAX_PUSHES = 6  # Pushes that wait in a web process to be read. Further ones are refused, so that pages find a thread.
 RETRY_SECONDS = 10
-FINAL = (200, 400, 413, 415)
-"""Answers to a push that stay the same however often it is sent."""
+FINAL = (200, 400, 413, 415)  # Answers to a push that stay the same however often it is sent.
 TYPES = (
     "", "text/plain", "application/x-ndjson", "application/ndjson", "application/jsonl", "application/x-jsonlines",
     "application/json", "application/octet-stream", "application/gzip", "application/zstd",

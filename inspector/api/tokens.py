@@ -27,8 +27,7 @@ ARROW_ANSWER: dict[int, Any] = {200: {"content": {ARROW: {"schema": {"type": "st
 MAX_JSON_TOKENS = 65_536
 MAX_ARROW_TOKENS = 1_048_576
 PLAIN = ("ids", "loss_mask", "logprobs", "origin", "step")
-TRAINER = "column."
-"""Prefix of a trainer's column in an Arrow stream, so that its name hides none of ours."""
+TRAINER = "column."  # Prefix of a trainer's column in an Arrow stream, so that its name hides none of ours.
 
 
 class TokensAsked(Schema):

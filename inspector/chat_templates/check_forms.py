@@ -16,8 +16,7 @@ from rollouts.store.models import Project, Tokenizer
 MAX_TEMPLATE_BYTES = 1 << 20
 MAX_JSON_CHARACTERS = 200_000
 MAX_DEPTH = 100
-_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
-"""The escape of U+0000: its backslash is not escaped itself."""
+_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")  # The escape of U+0000: its backslash is not escaped itself.
 
 
 def numbered(text: str, line: int, around: int = 3) -> list[tuple[int, str, bool]]:

@@ -20,16 +20,13 @@ from rollouts.store.chat_templates.tokenizers import byte_table
 from rollouts.store.models import TemplateCheck
 
 GLYPHS = {"ok": "●", "broken": "▲", "differs": "≠", "raises": "◆", "not rendered": "○", "void": "◇"}
-PASSING = ("ok", "not rendered")
-"""Words of probes that say nothing against the template. They are folded."""
-IsSpecial = Callable[[int], bool]
-"""Whether an id is a control token."""
+PASSING = ("ok", "not rendered")  # Words of probes that say nothing against the template. They are folded.
+IsSpecial = Callable[[int], bool]  # Whether an id is a control token.
 PROBE_KEYS = (
     "name", "title", "status", "detail", "void", "decisive", "index", "line", "lines", "text_passed", "token_passed",
     "decided_by",
 )
-MARKED = "k f"
-"""Classes of the first token that differs: filled and ruled, never by colour alone."""
+MARKED = "k f"  # Classes of the first token that differs: filled and ruled, never by colour alone.
 
 
 def drawn(check: TemplateCheck) -> dict[str, Any]:

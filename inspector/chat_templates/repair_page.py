@@ -7,8 +7,7 @@ from rollout_inspector.text.line_diffs import LineDiffs
 from rollouts.jobs import template_checks
 from rollouts.store.models import TemplateCheck
 
-MAX_CHANGED = 100
-"""The most changed conversations that the page draws. The JSON twin has all of them."""
+MAX_CHANGED = 100  # The most changed conversations that the page draws. The JSON twin has all of them.
 TITLES = {
     "tools": "For tool results: the smallest change",
     "users": "For user messages: the smallest change",

@@ -81,8 +81,7 @@ def with_template(access: Access, project_code: str) -> list[Tokenizer]:
     return sorted(tokenizers, key=lambda one: (first[one.source], one.created_at))
 
 
-Asked = Mapping[str | None, Mapping[str, Any]]
-"""Code of a check -> its probes, each with title, purpose and outcome."""
+Asked = Mapping[str | None, Mapping[str, Any]]  # Code of a check -> its probes, each with title, purpose and outcome.
 
 
 def matrix(access: Access, params: QueryDict, names_projects: bool) -> MatrixPage:

@@ -27,15 +27,11 @@ class Bar:
     width: str
     height: str
     trajectories: int
-    url: str
-    """The address of the list, or its query."""
+    url: str  # The address of the list, or its query.
     label: str = ""
-    of: int = 0
-    """Of a share: the trajectories that it is a share of."""
-    has_label: bool = True
-    """Its label stands below the axis: of narrow bars only some have the room."""
-    low: float = 0.0
-    """Of rewards: they lie in ``[low, high)``."""
+    of: int = 0  # Of a share: the trajectories that it is a share of.
+    has_label: bool = True  # Its label stands below the axis: of narrow bars only some have the room.
+    low: float = 0.0  # Of rewards: they lie in ``[low, high)``.
     high: float = 0.0
 
     @property
@@ -57,12 +53,9 @@ class ChartFrame:
     """The place of the columns of a chart: equal slots from left to right, on a base line."""
 
     width: int
-    top: int
-    """The top of the highest column."""
-    base: int
-    """The base line: y grows downwards."""
-    gap: int
-    """The least distance between two columns."""
+    top: int  # The top of the highest column.
+    base: int  # The base line: y grows downwards.
+    gap: int  # The least distance between two columns.
 
     def columns(self, values: Sequence[float]) -> Iterator[tuple[str, str, str, str]]:
         """``x, y, width, height`` of a column for each value; the largest value fills the height."""
@@ -77,13 +70,10 @@ class ChartFrame:
 
 REWARDS = ChartFrame(width=560, top=18, base=124, gap=2)
 SHARES = ChartFrame(width=960, top=18, base=170, gap=3)
-LABEL_ROOM = 96
-"""Units between two labels of an axis."""
-STRIP_WIDTH = 1000
-"""Width of the viewBox of a row's minimap and of the strip of a lens."""
+LABEL_ROOM = 96  # Units between two labels of an axis.
+STRIP_WIDTH = 1000  # Width of the viewBox of a row's minimap and of the strip of a lens.
 STRIP_HEIGHT = 40
-MAX_MAP_PIECES = 500
-"""The most elements of a minimap. Narrower neighbours are merged."""
+MAX_MAP_PIECES = 500  # The most elements of a minimap. Narrower neighbours are merged.
 
 
 def _text(value: float) -> str:

@@ -18,16 +18,12 @@ from markdown_it.token import Token
 
 from rollout_inspector.text.html.text import text_html
 
-MAX_CHARACTERS = 20_000
-"""A longer hostile text stays text: nesting and links cost more time than its length says."""
-MAX_HTML = 1_000_000
-"""The most characters of HTML that it becomes: many links can share one long address."""
+MAX_CHARACTERS = 20_000  # A longer hostile text stays text: nesting and links cost more time than its length says.
+MAX_HTML = 1_000_000  # The most characters of HTML that it becomes: many links can share one long address.
 MAX_CELLS = 10_000
 """The most cells of a hostile table, as if all lines were as long as the longest: the parser fills them up."""
-MAX_DEPTH = 18
-"""The deepest nesting of lists and quotes that the parser reads whole."""
-MAX_PICTURE = 200_000
-"""The most characters of a picture that stands in the text itself."""
+MAX_DEPTH = 18  # The deepest nesting of lists and quotes that the parser reads whole.
+MAX_PICTURE = 200_000  # The most characters of a picture that stands in the text itself.
 _PICTURE = re.compile(r"data:image/(?:png|jpeg|webp|gif);base64,[A-Za-z0-9+/]+={0,2}")
 
 
@@ -35,11 +31,9 @@ _PICTURE = re.compile(r"data:image/(?:png|jpeg|webp|gif);base64,[A-Za-z0-9+/]+={
 class Heading:
     """A heading of a text."""
 
-    level: int
-    """1 for `#`."""
+    level: int  # 1 for `#`.
     text: str
-    anchor: str
-    """Its id in the page, once in the text."""
+    anchor: str  # Its id in the page, once in the text.
 
 
 @dataclass

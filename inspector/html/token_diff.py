@@ -12,11 +12,9 @@ from rollout_inspector.text.html.text import bytes_text_html
 from rollout_inspector.text.html.tokens import Html, Marks, TokenPainter
 from rollouts.store.models import StoredFinding
 
-MAX_BOXES = 12
-"""The most differing tokens of one side that are drawn."""
+MAX_BOXES = 12  # The most differing tokens of one side that are drawn.
 
-MARGIN = 4
-"""A character has at most four bytes, so it reaches over at most so many tokens."""
+MARGIN = 4  # A character has at most four bytes, so it reaches over at most so many tokens.
 
 
 def marked(html: str, tag: str) -> Html:
@@ -85,11 +83,9 @@ def _boxes(painter: TokenPainter, ids: Ids) -> str:
 
 
 BEFORE, BEHIND = 3, 2
-MAX_TOKENS = 8
-"""The most tokens of a fault that are drawn."""
+MAX_TOKENS = 8  # The most tokens of a fault that are drawn.
 
-Strip = list[tuple[str, Html]]
-"""Name and HTML of each side."""
+Strip = list[tuple[str, Html]]  # Name and HTML of each side.
 
 
 def fault_strip(painter: TokenPainter, trajectory: Trajectory, finding: StoredFinding) -> Strip:

@@ -17,14 +17,11 @@ class Choice:
     name: str
     count: int
     most: int
-    query: str
-    """Empty when the list cannot be filtered by it."""
+    query: str  # Empty when the list cannot be filtered by it.
     chosen: bool
     notes: tuple[str, ...] = ()
-    severity: str = ""
-    """The worst severity of its findings."""
-    muted: bool = False
-    """Of a kind of finding: the project knows it in this run."""
+    severity: str = ""  # The worst severity of its findings.
+    muted: bool = False  # Of a kind of finding: the project knows it in this run.
 
 
 def finding_choices(

@@ -19,8 +19,7 @@ from rollouts.store.runs.figures import (
 )
 from rollouts.store.runs.run_summary import RunSummary, run_summary
 
-LIVE_SECONDS = 20
-"""The greatest age of a large run's counts while it works. Totals and progress are never cached."""
+LIVE_SECONDS = 20  # The greatest age of a large run's counts while it works. Totals and progress are never cached.
 ENDED_SECONDS = 24 * 3600
 
 T = TypeVar("T")

@@ -19,8 +19,7 @@ from rollouts.store.models import Role, Run
 from rollouts.store.runs.runs import runs_with_codes
 from rollouts.store.runs.tags import add_tags, read_tags, remove_tags, rename_run, tags_of
 
-MAX_RUNS = 100
-"""Runs that are changed at once."""
+MAX_RUNS = 100  # Runs that are changed at once.
 
 
 @require_http_methods(["GET", "HEAD", "POST"])

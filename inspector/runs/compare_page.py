@@ -27,8 +27,7 @@ from rollouts.store.runs.training_steps import training_steps_of
 from rollouts.store.trajectories.groups import shared_questions
 
 MAX_QUESTIONS = 20
-MAX_RUNS = 6
-"""Runs of one comparison."""
+MAX_RUNS = 6  # Runs of one comparison.
 ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth")
 
 

@@ -24,30 +24,21 @@ from rollouts.store.runs.damage import run_damage
 from rollouts.store.runs.figures import KindCost, RunCost, TrainedTotals, slice_size
 from rollouts.store.runs.muted import muted_in
 
-TICKS = 18
-"""Room for the labels below the axis."""
+TICKS = 18  # Room for the labels below the axis.
 
 
 @dataclass(frozen=True)
 class KindLine(KindCost):
     """The cost of one kind of finding, with shares."""
 
-    title: str
-    """The kind in words."""
-    share: float
-    """Of the run's trajectories, 0 to 1."""
-    percent: str
-    """The share in words; empty for a run without trajectories."""
-    lost_percent: str
-    """Lost tokens as a share of the sampled ones, in words."""
-    wrong_percent: str
-    """Wrong tokens as a share of the sampled ones, in words."""
-    url: str
-    """The trajectories that have this kind."""
-    muted: bool
-    """The project knows it in this run."""
-    damage: float | None
-    """The sum over its findings of share * relative error of the gradient; null = not measured."""
+    title: str  # The kind in words.
+    share: float  # Of the run's trajectories, 0 to 1.
+    percent: str  # The share in words; empty for a run without trajectories.
+    lost_percent: str  # Lost tokens as a share of the sampled ones, in words.
+    wrong_percent: str  # Wrong tokens as a share of the sampled ones, in words.
+    url: str  # The trajectories that have this kind.
+    muted: bool  # The project knows it in this run.
+    damage: float | None  # The sum over its findings of share * relative error of the gradient; null = not measured.
 
 
 @dataclass(frozen=True)

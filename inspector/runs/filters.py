@@ -20,12 +20,9 @@ class TrajectoryColumn(NamedTuple):
     label: str
     sort: str = ""
     """The order that the first press of its head leads to; the second press reverses it. Empty = it has none."""
-    words: tuple[str, str] = ("", "")
-    """The ascending and the descending order in words."""
-    is_usual: bool = True
-    """It is shown where nobody has chosen columns."""
-    is_right: bool = False
-    """It holds numbers."""
+    words: tuple[str, str] = ("", "")  # The ascending and the descending order in words.
+    is_usual: bool = True  # It is shown where nobody has chosen columns.
+    is_right: bool = False  # It holds numbers.
 
 
 COLUMNS = {
@@ -51,10 +48,8 @@ ORDERS = {
     for column in COLUMNS.values() if column.sort for sign in ("", "-")
 }
 """Order -> its words."""
-PERSONAL = tuple(field for field, asked in INPUTS.items() if asked.is_personal)
-"""What a visitor does not filter by."""
-_SIGNS: dict[str, dict[str, str]] = {}
-"""A word of the search box -> sign -> parameter."""
+PERSONAL = tuple(field for field, asked in INPUTS.items() if asked.is_personal)  # What a visitor does not filter by.
+_SIGNS: dict[str, dict[str, str]] = {}  # A word of the search box -> sign -> parameter.
 for _field, _asked in INPUTS.items():
     _SIGNS.setdefault(_asked.word, {})[_asked.sign] = PARAMETERS[_field]
 for _field, _asked in INPUTS.items():
@@ -107,8 +102,7 @@ class Chip(NamedTuple):
     """A filter that is set, as the list names it."""
 
     words: str
-    url: str
-    """The list without it."""
+    url: str  # The list without it.
 
 
 class ListQuery(TrajectoryFilters):

@@ -43,31 +43,21 @@ TREES = "The calls of the trajectory form a tree"
 class KindEntry:
     """A kind of finding in the gallery and in the help, or a tree of calls in the gallery."""
 
-    kind: str
-    """Slug of the kind, or the name of the tree."""
+    kind: str  # Slug of the kind, or the name of the tree.
     title: str
-    axis: str
-    """What it is about: ``stream``, ``delta``, ``row`` or ``tree``."""
-    severity: str
-    """The usual severity of the kind; of a tree that of the kind of its finding."""
-    meaning: str
-    """What happened."""
-    consequence: str
-    """What it does to training."""
+    axis: str  # What it is about: ``stream``, ``delta``, ``row`` or ``tree``.
+    severity: str  # The usual severity of the kind; of a tree that of the kind of its finding.
+    meaning: str  # What happened.
+    consequence: str  # What it does to training.
     evidence: str = ""
     """In the gallery: what the diagnosis says of this trajectory; empty while the gallery is not loaded."""
     url: str = ""
     """In the gallery: address of the trajectory, which opens at the finding; empty while the gallery is not loaded."""
-    remedy: str = ""
-    """In the help: what to do about it."""
-    passes: str = ""
-    """In the help: the smallest input that has not this finding, in words."""
-    fails: str = ""
-    """In the help: the smallest input that has it, in words."""
-    gallery: str = ""
-    """In the help: address of the trajectory that shows it; empty when the gallery has none."""
-    not_in_gallery: str = ""
-    """In the help: why the gallery has none; else empty."""
+    remedy: str = ""  # In the help: what to do about it.
+    passes: str = ""  # In the help: the smallest input that has not this finding, in words.
+    fails: str = ""  # In the help: the smallest input that has it, in words.
+    gallery: str = ""  # In the help: address of the trajectory that shows it; empty when the gallery has none.
+    not_in_gallery: str = ""  # In the help: why the gallery has none; else empty.
 
     @classmethod
     def of(cls, kind: FindingKind, **more: str) -> Self:

@@ -25,10 +25,8 @@ from rollouts.store.trajectories.groups import (
     trajectories_of_group,
 )
 
-MAX_SIBLINGS = 512
-"""The most trajectories of a group that a page shows."""
-BAR_WIDTH = 120
-"""Width of the viewBox of a bar."""
+MAX_SIBLINGS = 512  # The most trajectories of a group that a page shows.
+BAR_WIDTH = 120  # Width of the viewBox of a bar.
 
 
 @dataclass(frozen=True)

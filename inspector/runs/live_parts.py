@@ -48,10 +48,8 @@ from rollouts.store.trajectories.trajectory_list import (
 )
 
 TRAJECTORIES_PER_PAGE = 50
-TOP_KINDS = 5
-"""Kinds of findings that the page of a run shows unfolded."""
-MAX_REASONS = 5
-"""Reasons of failed trajectories that it names."""
+TOP_KINDS = 5  # Kinds of findings that the page of a run shows unfolded.
+MAX_REASONS = 5  # Reasons of failed trajectories that it names.
 LOOK_SECONDS = 5
 """The page asks for progress every two seconds. Figures and list of a large run cost more: they are read less often."""
 _MARKED_FIELDS = (

@@ -27,8 +27,7 @@ DEFAULT_RULE, DEFAULT_MEAN = "grpo", "row_mean"
 ORDER = {"error": 0, "warning": 1}
 PARTS = {"tokens": "At its tokens", "rows": "In its rows", "trajectories": "In its trajectories"}
 """Part of the weight that findings of a kind hold -> head of its column."""
-MAX_STEP_LINES = 100
-"""Training steps in the table; the twin has all."""
+MAX_STEP_LINES = 100  # Training steps in the table; the twin has all.
 
 
 @dataclass(frozen=True)

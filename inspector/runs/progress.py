@@ -95,27 +95,18 @@ def _what_follows(run: Run) -> str:
 class Progress:
     """How far a run is."""
 
-    active: bool
-    """The run still changes."""
-    unit: str
-    """What ``done`` and ``total`` count: ``trajectories`` of a launch, ``bytes`` of an import."""
+    active: bool  # The run still changes.
+    unit: str  # What ``done`` and ``total`` count: ``trajectories`` of a launch, ``bytes`` of an import.
     done: int
     total: int
     elapsed_seconds: float
-    tokens_per_second: float | None
-    """Sampled by a launch, read by an import; None in the first half second."""
-    remaining_seconds: float | None
-    """None when the pace is not known."""
-    waiting: str
-    """Why the run makes no progress, and what to do; empty while all is well."""
-    partial: str
-    """What of the files is not shown yet, or may go again; empty = nothing."""
-    starting: bool
-    """A worker has begun a launch, and no step is stored yet."""
-    running: int
-    """Trajectories of a launch that are under way."""
-    queued: int
-    """Trajectories of a launch that no worker has begun."""
+    tokens_per_second: float | None  # Sampled by a launch, read by an import; None in the first half second.
+    remaining_seconds: float | None  # None when the pace is not known.
+    waiting: str  # Why the run makes no progress, and what to do; empty while all is well.
+    partial: str  # What of the files is not shown yet, or may go again; empty = nothing.
+    starting: bool  # A worker has begun a launch, and no step is stored yet.
+    running: int  # Trajectories of a launch that are under way.
+    queued: int  # Trajectories of a launch that no worker has begun.
 
 
 def progress(run: Run, running: int = 0, now: datetime | None = None) -> Progress:

@@ -13,10 +13,8 @@ from rollouts.store.parameters import SEVERITIES
 from rollouts.store.runs.gap import NamedCause
 from rollouts.store.runs.runs import RunTotals
 
-BAR_WIDTH = 200
-"""Width of the viewBox of the bar."""
-LEAST = 3.0
-"""The least width of a part, so that one of thousands is seen."""
+BAR_WIDTH = 200  # Width of the viewBox of the bar.
+LEAST = 3.0  # The least width of a part, so that one of thousands is seen.
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,7 @@ from rollouts.store.runs.run_summary import RunSummary
 from rollouts.store.runs.tags import tags_of
 
 MAX_REJECTIONS = 100
-MAX_LINES = 6
-"""Numbers of rejected lines that are named for one reason."""
+MAX_LINES = 6  # Numbers of rejected lines that are named for one reason.
 
 
 @dataclass(frozen=True)

@@ -17,20 +17,13 @@ from rollouts.store.models import Job, Run
 class RunStrategies:
     """What every strategy would have made of a run."""
 
-    job: JobValues | None
-    """The newest replay of the run."""
-    live: bool
-    """That replay still changes."""
-    why_not: str
-    """Why nothing can be replayed; empty when it can."""
-    recorded: dict[str, Any] | None
-    """What the run holds; None until a replay has ended."""
-    lines: list[dict[str, Any]]
-    """What each strategy would have made of it."""
-    stale: bool
-    """The run has changed since that replay."""
-    made_at: datetime | None
-    """When that replay ended."""
+    job: JobValues | None  # The newest replay of the run.
+    live: bool  # That replay still changes.
+    why_not: str  # Why nothing can be replayed; empty when it can.
+    recorded: dict[str, Any] | None  # What the run holds; None until a replay has ended.
+    lines: list[dict[str, Any]]  # What each strategy would have made of it.
+    stale: bool  # The run has changed since that replay.
+    made_at: datetime | None  # When that replay ended.
 
 
 def strategies_of(run: Run) -> RunStrategies:

@@ -37,8 +37,7 @@ from rollouts.store.runs.tags import known_tags, tags_of
 
 RUNS_PER_PAGE = 25
 NO_PROJECT = "You are in no project yet, so there is nothing to see here. Ask an admin of a project to invite you."
-MAX_TAGS = 200
-"""Tags that the filter of the list offers."""
+MAX_TAGS = 200  # Tags that the filter of the list offers.
 
 
 @require_safe

@@ -18,8 +18,7 @@ from django.views.decorators.http import require_safe
 from inspector.html.markdown import Heading, markdown, web_address
 from inspector.web.twins import Page, page
 
-FOLDER: Path = settings.WEB_FILES / "docs"
-"""In a wheel it lies inside the package: pyproject.toml says so."""
+FOLDER: Path = settings.WEB_FILES / "docs"  # In a wheel it lies inside the package: pyproject.toml says so.
 _SECTION = re.compile(r"^## (.+)$", re.MULTILINE)
 _LINE = re.compile(r"^\| \[(.+?)\]\((?!\.\./)(.+?)\.md\) \| (.+) \|$", re.MULTILINE)
 

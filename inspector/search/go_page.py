@@ -16,8 +16,7 @@ from rollouts.store.runs.runs import RunFilters, visible_runs
 from rollouts.store.trajectories.search_queries import trajectories_named
 
 MAX_TEXT = 100
-EACH = 6
-"""The most places of one group."""
+EACH = 6  # The most places of one group.
 NEWEST = 12
 """The runs, newest first, in which trajectories are looked for by their names; by its code one is found anywhere."""
 PAGES = {

@@ -22,17 +22,12 @@ from rollouts.store.runs.muted import muted_in_runs
 from rollouts.store.runs.runs import RunFilters, visible_runs
 from rollouts.store.trajectory_filters import TrajectoryFilters
 
-RESULTS = 50
-"""The most results of one part of a page."""
-SHOWN = 500
-"""Results after which a page waits for the reader before it goes on."""
-SECONDS = 0.25
-"""About how long one request searches. Then it answers, and the page asks for the next part."""
-MAX_SEARCHES = 3
-"""Parts that this process searches at once."""
+RESULTS = 50  # The most results of one part of a page.
+SHOWN = 500  # Results after which a page waits for the reader before it goes on.
+SECONDS = 0.25  # About how long one request searches. Then it answers, and the page asks for the next part.
+MAX_SEARCHES = 3  # Parts that this process searches at once.
 MAX_RUNS = 10
-MAX_DRAWN = 400
-"""Characters of a result that the page draws."""
+MAX_DRAWN = 400  # Characters of a result that the page draws.
 KINDS = {"text": "text", "ids": "token ids", "regex": "regular expression", "metadata": "names and metadata"}
 """What the form offers -> its words."""
 _places = threading.BoundedSemaphore(MAX_SEARCHES)

@@ -27,8 +27,7 @@ from rollouts.store.models import Run, StoredRow, StoredTrajectory
 from rollouts.store.runs.runs import find_run
 from rollouts.store.trajectories.rows import get_row
 
-MAX_PLACES = 5000
-"""The most places that one answer of a row names."""
+MAX_PLACES = 5000  # The most places that one answer of a row names.
 OWN = ("by", "q", "project")
 
 

@@ -10,10 +10,8 @@ from typing import Any
 STALL_SECONDS = 15.0
 """How long a client may keep a thread waiting. Bytes that come or go take back the time that they need at
 :data:`LEAST_RATE`."""
-SCARCE_SECONDS = 0.1
-"""The same while half of the threads wait for clients, and requests wait for a thread."""
-LEAST_RATE = 10_000
-"""Bytes a second."""
+SCARCE_SECONDS = 0.1  # The same while half of the threads wait for clients, and requests wait for a thread.
+LEAST_RATE = 10_000  # Bytes a second.
 SEND_BUFFER_BYTES = 256 << 10
 """What the kernel holds of an answer. Left to itself it holds megabytes for a client that does not read."""
 

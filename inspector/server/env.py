@@ -17,8 +17,7 @@ class EnvironmentReader:
     """The process environment, read with types; wrong values are collected in `problems`."""
 
     values: Mapping[str, str] = field(default_factory=lambda: os.environ)
-    problems: list[tuple[str, str]] = field(default_factory=list)
-    """What is wrong, and the way out."""
+    problems: list[tuple[str, str]] = field(default_factory=list)  # What is wrong, and the way out.
 
     def text(self, name: str, default: str = "") -> str:
         """The value without surrounding blanks; an empty value counts as unset."""

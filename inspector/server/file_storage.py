@@ -19,8 +19,7 @@ _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _PART = re.compile(r"[\w+=@-][\w+=@. -]*", re.ASCII)
 _HOST = re.compile(r"[A-Za-z0-9_.:-]+")
 _REGION = re.compile(r"[A-Za-z0-9-]{1,63}")
-MAX_PREFIX = 300
-"""Characters. With the longest key behind it, S3 still takes it."""
+MAX_PREFIX = 300  # Characters. With the longest key behind it, S3 still takes it.
 WAY_OUT = (
     "Name a folder by its absolute path, or a bucket: s3://BUCKET/PREFIX?endpoint_url=https://HOST&region_name=REGION. "
     "Leave it unset for the folder `files` in the data folder."

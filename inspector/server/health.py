@@ -13,10 +13,8 @@ from django.views.decorators.http import require_safe
 
 from rollouts.jobs.broker import redis_fault
 
-MIN_FREE_BYTES = 100 << 20
-"""With less room on the disk of the data folder something will soon fail."""
-PATIENCE_SECONDS = 5
-"""How long work may wait before a page asks whether any worker is there."""
+MIN_FREE_BYTES = 100 << 20  # With less room on the disk of the data folder something will soon fail.
+PATIENCE_SECONDS = 5  # How long work may wait before a page asks whether any worker is there.
 
 
 @dataclass(frozen=True)

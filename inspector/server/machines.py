@@ -32,13 +32,10 @@ log = logging.getLogger(__name__)
 
 KEY = "inspector:processes"
 TELL_SECONDS = 60.0
-LIVES_SECONDS = 200
-"""A process that has told nothing for so long is gone."""
-MAX_CLOCK_SECONDS = 2.0
-"""Leases last 20 seconds and are compared by the clocks of the workers."""
+LIVES_SECONDS = 200  # A process that has told nothing for so long is gone.
+MAX_CLOCK_SECONDS = 2.0  # Leases last 20 seconds and are compared by the clocks of the workers.
 PACKAGES = ("transformers", "tokenizers", "fastokens", "vllm", "torch", "numpy", "Django", "celery")
-MARK = "machines/identity"
-"""A file of the file storage, which tells storages apart."""
+MARK = "machines/identity"  # A file of the file storage, which tells storages apart.
 
 
 @dataclass(frozen=True)
@@ -46,37 +43,28 @@ class Machine:
     """A process that uses the database, as it described itself."""
 
     name: str
-    role: str
-    """web, worker or command."""
+    role: str  # web, worker or command.
     host: str
-    code: str
-    """A digest of the program's own files."""
+    code: str  # A digest of the program's own files.
     python: str
     packages: dict[str, str]
-    secret: str
-    """A fingerprint of SECRET_KEY, from which nobody finds the key."""
-    database: str
-    """Which database it uses."""
+    secret: str  # A fingerprint of SECRET_KEY, from which nobody finds the key.
+    database: str  # Which database it uses.
     database_kind: str
-    files: str
-    """Which file storage it uses."""
+    files: str  # Which file storage it uses.
     files_of: str = field(default="", kw_only=True)
     """The database that the files belong to; empty = this version did not tell."""
-    clock_seconds: float | None
-    """By how much its clock is ahead of the database's; None = it has no clock of its own."""
-    free_bytes: int
-    """Room on the disk of its data folder."""
+    clock_seconds: float | None  # By how much its clock is ahead of the database's; None = it has no clock of its own.
+    free_bytes: int  # Room on the disk of its data folder.
     queues: list[str] = field(default_factory=list)
-    seen_at: float = 0.0
-    """Unix time."""
+    seen_at: float = 0.0  # Unix time.
 
 
 @dataclass(frozen=True)
 class Difference:
     """Something that is not as it should be."""
 
-    sentence: str
-    """What differs, and the way out."""
+    sentence: str  # What differs, and the way out.
     is_harmful: bool
 
 

@@ -21,11 +21,9 @@ from rollouts.store.jobs.workload import Stored, Workload, stored, workload
 
 log = logging.getLogger(__name__)
 
-STORED_SECONDS = 60
-"""How long the figures that read every run are kept."""
+STORED_SECONDS = 60  # How long the figures that read every run are kept.
 TASKS = (DO_JOB, RUN_ROLLOUTS)
-OTHER = "other"
-"""The label of everything whose name comes from the data or from another program."""
+OTHER = "other"  # The label of everything whose name comes from the data or from another program.
 
 
 class StateCollector(Collector):

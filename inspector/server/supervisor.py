@@ -28,19 +28,15 @@ MAX_LOG_BYTES = 20 << 20
 class Child:
     """One process to keep alive: how it is started, and its state."""
 
-    name: str
-    """The name in sentences: "The web server"."""
+    name: str  # The name in sentences: "The web server".
     command: Sequence[str]
     log: Path
     env: dict[str, str] = field(default_factory=dict)
     pass_fds: Sequence[int] = ()
-    orphan_signal: int = signal.SIGKILL
-    """The signal that the kernel sends to the child when the supervisor dies."""
-    grace_s: float = 8.0
-    """Seconds that the child may take to end after SIGTERM."""
+    orphan_signal: int = signal.SIGKILL  # The signal that the kernel sends to the child when the supervisor dies.
+    grace_s: float = 8.0  # Seconds that the child may take to end after SIGTERM.
     before_start: Callable[[], object] | None = None
-    after_end: Callable[[], object] | None = None
-    """Called when it has ended unexpectedly."""
+    after_end: Callable[[], object] | None = None  # Called when it has ended unexpectedly.
 
     process: subprocess.Popen[bytes] | None = None
     started_at: float = 0.0

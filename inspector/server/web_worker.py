@@ -21,15 +21,11 @@ from gunicorn.workers import gthread
 
 from inspector.server.client_socket import ClientSocket, Waits
 
-HEAD_SECONDS = 10.0
-"""How long a client may take for the head of a request, and to close its end after the last answer."""
+HEAD_SECONDS = 10.0  # How long a client may take for the head of a request, and to close its end after the last answer.
 MAX_HEAD_BYTES = 64 << 10
-MAX_UNREAD_BYTES = 1 << 20
-"""How much of a body that nobody wants is read away before the connection is reset."""
-LINE_SECONDS = 60.0
-"""How long a request with a body waits for a thread."""
-TICK_SECONDS = 0.05
-"""How often slow clients are looked for while requests wait for a thread."""
+MAX_UNREAD_BYTES = 1 << 20  # How much of a body that nobody wants is read away before the connection is reset.
+LINE_SECONDS = 60.0  # How long a request with a body waits for a thread.
+TICK_SECONDS = 0.05  # How often slow clients are looked for while requests wait for a thread.
 NO_PLACE = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 """Errors of a machine or a process that has no descriptor or memory for another connection."""
 LENGTH = re.compile(rb"\r\ncontent-length[ \t]*:[ \t]*(\d{1,18})[ \t]*\r\n", re.I)
@@ -47,8 +43,7 @@ class Connection(gthread.TConn):  # type: ignore[misc]
         self.worker = worker
         self.deadline: float | None = None
         """Until when the head, a thread for the body, or the end of the connection is awaited."""
-        self.has_body = False
-        """Its request takes one of the places for bodies."""
+        self.has_body = False  # Its request takes one of the places for bodies.
         self.unread: int | None = None
         """Bytes that are still read away before the end of the connection. None = it has not come to that."""
 
@@ -69,8 +64,7 @@ class WebWorker(gthread.ThreadWorker):  # type: ignore[misc]
     def init_process(self) -> None:
         self.waits = Waits()
         self.places = max(self.cfg.threads // 2, 1)
-        self.line: deque[Connection] = deque()
-        """Requests that wait for one of the places for bodies."""
+        self.line: deque[Connection] = deque()  # Requests that wait for one of the places for bodies.
         super().init_process()
 
     def accept(self, listener: Any) -> None:

@@ -25,10 +25,8 @@ class EngineState:
 
     model: str
     engine: str
-    tokens: int
-    """Sampled since it was built."""
-    tokens_per_second: float
-    """Since the last heartbeat."""
+    tokens: int  # Sampled since it was built.
+    tokens_per_second: float  # Since the last heartbeat.
 
 
 @dataclass(frozen=True)
@@ -38,12 +36,9 @@ class WorkerState:
     name: str
     queues: list[str]
     pid: int
-    slots: int
-    """Tasks that the worker can do at once."""
-    active: list[str]
-    """Names of the tasks under way."""
-    started_at: float
-    """Unix time."""
+    slots: int  # Tasks that the worker can do at once.
+    active: list[str]  # Names of the tasks under way.
+    started_at: float  # Unix time.
     seen_at: float
     engines: list[EngineState] = field(default_factory=list)
 

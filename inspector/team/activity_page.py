@@ -20,8 +20,7 @@ from rollouts.store.models import AuditEvent, Role
 from rollouts.store.people.activity_log import Action, activity_page, activity_rows
 
 EVENTS_PER_PAGE = 100
-FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n")
-"""A spreadsheet takes a cell that begins so for a formula."""
+FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n")  # A spreadsheet takes a cell that begins so for a formula.
 
 
 @dataclass(frozen=True)

@@ -33,10 +33,8 @@ from rollouts.store.people import activity_log
 from rollouts.store.people.activity_log import Action
 from rollouts.store.people.identities import SignInRefused, account_of, link_identity
 
-NEXT = "provider next"
-"""In the session: where somebody goes after the sign-in."""
-LINKS = "provider links"
-"""In the session: the key of the account that asked for a link to an account of the provider."""
+NEXT = "provider next"  # In the session: where somebody goes after the sign-in.
+LINKS = "provider links"  # In the session: the key of the account that asked for a link to an account of the provider.
 ENDPOINTS = ("authorization_endpoint", "token_endpoint", "jwks_uri")
 SIGNED_WITH = {"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA", "Ed25519"}
 """Signatures with the provider's own key. A secret that the client knows as well proves nothing more."""

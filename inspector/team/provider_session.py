@@ -13,8 +13,7 @@ from requests.adapters import BaseAdapter
 from requests.certs import where
 from requests.utils import select_proxy
 
-ANSWER_SECONDS = 10.0
-"""The whole of one answer, from the name of the host to the last byte."""
+ANSWER_SECONDS = 10.0  # The whole of one answer, from the name of the host to the last byte.
 MAX_ANSWER_BYTES = 1 << 20
 MAX_WAITING = 8
 """Threads of a process that wait for the provider at once: half of them, so that one that hangs stops no page."""

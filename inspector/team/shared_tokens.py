@@ -14,8 +14,7 @@ from rollout_inspector.text.html.tokens import painter_of
 from rollouts.store.models import ShareLink, StoredTrajectory
 from rollouts.store.trajectories.trajectory_parts import rows_and_steps
 
-MAX_SHARED_TOKENS = 4096
-"""The most tokens of such a link: one window of the token view."""
+MAX_SHARED_TOKENS = 4096  # The most tokens of such a link: one window of the token view.
 
 
 @dataclass(frozen=True)

@@ -43,8 +43,7 @@ from rollouts.store.people.shares import (
 from rollouts.store.runs.runs import find_run
 from rollouts.store.trajectories.trajectories import find_trajectory
 
-MAX_OPENINGS = "300/5m"
-"""How often share links are opened from one address."""
+MAX_OPENINGS = "300/5m"  # How often share links are opened from one address.
 MAX_LISTED = 200
 FIND: dict[str, Callable[[str], Any]] = {
     "run": lambda code: find_run(code=code), "trajectory": find_trajectory, "check": find_check,

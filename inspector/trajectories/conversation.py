@@ -32,8 +32,7 @@ from rollouts.store.trajectories import trajectory_parts as parts
 from rollouts.store.trajectories.trajectories import load_trajectories
 from rollouts.store.trajectories.trajectory_parts import RowSummary, StepSummary
 
-FOLDED = 1_500
-"""A longer text of a tool or of a system prompt is folded."""
+FOLDED = 1_500  # A longer text of a tool or of a system prompt is folded.
 MAX_READ_TOKENS = 200_000
 """The most new tokens of a page's steps that are read, to find messages in them and to decode completions."""
 MAX_ALIGNED_TOKENS = 20_000
@@ -45,8 +44,7 @@ PICTURE_TYPES = ("image/png", "image/jpeg", "image/webp", "image/gif")
 MAX_PICTURE_BYTES = 2_000_000
 TEXT_NOTE = "the text of the completion"
 """The note at a reply that is a text; the check of texts compares it with the ids."""
-CUT = "shown"
-"""The name of the field that says how much is shown of a message which is too long."""
+CUT = "shown"  # The name of the field that says how much is shown of a message which is too long.
 _MEDIA_NAMES = (b"image", b"audio", b"video", b"vision", b"img")
 
 
@@ -56,35 +54,27 @@ class MessagePlace:
 
     tokens: str
     trained: str
-    url: str
-    """Empty where no row holds them."""
-    findings: list[tuple[DrawnFinding, str]]
-    """Each with its address."""
-    is_here: bool
-    """The reader came from here."""
+    url: str  # Empty where no row holds them.
+    findings: list[tuple[DrawnFinding, str]]  # Each with its address.
+    is_here: bool  # The reader came from here.
     row: int
-    start: int
-    """Where its tokens begin."""
+    start: int  # Where its tokens begin.
     turn: int = 0
     """The number of its turn, as the tokens page counts; 0 where the trajectory is too long to be counted."""
-    is_near: bool = False
-    """It is the nearest message: none holds the token that the reader came from."""
+    is_near: bool = False  # It is the nearest message: none holds the token that the reader came from.
 
 
 @dataclass
 class Text:
     """A text, or a media part."""
 
-    html: str = ""
-    """Escaped already where it is not empty."""
-    summary: str = ""
-    """Where it is folded: what it is, and how it begins."""
+    html: str = ""  # Escaped already where it is not empty.
+    summary: str = ""  # Where it is folded: what it is, and how it begins.
     media: Media | None = None
     media_url: str = ""
     media_tokens: str = ""
     is_markdown: bool = False
-    too_long: bool = False
-    """Markdown was asked for, and it stays text."""
+    too_long: bool = False  # Markdown was asked for, and it stays text.
 
     @property
     def is_picture(self) -> bool:
@@ -117,8 +107,7 @@ class DrawnMessage:
     others: list[tuple[str, SafeString]]
     is_error: bool
     place: MessagePlace | None = None
-    parsers_url: str = ""
-    """Of a sampled reply: where it is told how parsers read it."""
+    parsers_url: str = ""  # Of a sampled reply: where it is told how parsers read it.
     unheld: list[tuple[SafeString, str]] = field(default_factory=list)
     """Sampled text that it does not hold, each with its address."""
 
@@ -130,16 +119,14 @@ class DrawnStep:
     index: int
     messages: list[DrawnMessage] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    place: MessagePlace | None = None
-    """Of all that it read, where the messages cannot be told apart in the ids."""
+    place: MessagePlace | None = None  # Of all that it read, where the messages cannot be told apart in the ids.
     reply: DrawnMessage | None = None
     is_empty: bool = False
     findings: list[tuple[DrawnFinding, str]] = field(default_factory=list)
     """Its errors and warnings, and notes that no message shows; each with the address of its tokens, or nothing."""
     others: list[tuple[str, SafeString, str]] = field(default_factory=list)
     """Name and text of each field that is no message, and how much of it is shown."""
-    facts: list[tuple[str, Any]] = field(default_factory=list)
-    """Name and value of each field that is no text."""
+    facts: list[tuple[str, Any]] = field(default_factory=list)  # Name and value of each field that is no text.
 
 
 def html_of(text: str) -> SafeString:
@@ -174,11 +161,9 @@ class ChatPainter:
         self.trajectory, self.at = trajectory, at
         self.markdown_left = MARKDOWN_CHARACTERS if as_markdown else None
         """Characters that may still be drawn as Markdown; None: all is shown as text."""
-        self.places: list[tuple[int, DrawnMessage]] = []
-        """First token and message of each place in the row of ``at``."""
+        self.places: list[tuple[int, DrawnMessage]] = []  # First token and message of each place in the row of ``at``.
         self.steps, self.rows = {step.index: step for step in steps}, {row.index: row for row in rows}
-        self.turns: dict[int, list[Turn]] = {}
-        """Row -> its turns."""
+        self.turns: dict[int, list[Turn]] = {}  # Row -> its turns.
         self.follows = {row.index: row for row in rows if row.follows_steps}
         self.trained_in = {step: row for row in rows if not row.follows_steps for step in row.steps}
         """Step -> the row with arrays of its own that trains it."""
@@ -187,8 +172,7 @@ class ChatPainter:
         self.compared: TrainedTokens | None = None
         """The trajectory with all its arrays, read when a message is looked for in a row of its own."""
         self.findings = read_findings(trajectory, steps, rows)
-        self.findings_at: dict[int | None, list[DrawnFinding]] = {}
-        """Step -> the findings that are told at it."""
+        self.findings_at: dict[int | None, list[DrawnFinding]] = {}  # Step -> the findings that are told at it.
         for item in self.findings:
             self.findings_at.setdefault(self.step_of(item), []).append(item)
         self.table, _ = reads.table_of(trajectory.run.tokenizer)
@@ -196,10 +180,8 @@ class ChatPainter:
         n = sum(max(s.prompt_length - s.shared_length, 0) + s.completion_length for s in here)
         readable = self.table is not None and 0 < n <= MAX_READ_TOKENS
         self.arrays = parts.steps_with_tokens(trajectory, [s.index for s in here]) if readable else {}
-        self.calls: dict[int, list[DrawnCall]] = {}
-        """Step -> the calls of its reply."""
-        self.in_messages: set[int] = set()
-        """Numbers of the findings that a message shows."""
+        self.calls: dict[int, list[DrawnCall]] = {}  # Step -> the calls of its reply.
+        self.in_messages: set[int] = set()  # Numbers of the findings that a message shows.
 
     def step(
         self, index: int, said: Sequence[ChatMessage], reply: ChatMessage | None, note: str,

@@ -81,14 +81,11 @@ class CommentValues(Page):
 class Discussion:
     """What people say of a trajectory, as far as the reader of a page may know it."""
 
-    comments: list[CommentValues] | None
-    """In reading order. None for the visitor of a share link."""
-    may_comment: bool
-    """The reader may write one, resolve any, and mute findings."""
+    comments: list[CommentValues] | None  # In reading order. None for the visitor of a share link.
+    may_comment: bool  # The reader may write one, resolve any, and mute findings.
     seen: bool | None = None
     """The reader has marked the trajectory as seen; None for the visitor of a share link, and in a part of a page."""
-    muted: list[MutedValues] = field(default_factory=list)
-    """The rules that mute kinds of findings in its run."""
+    muted: list[MutedValues] = field(default_factory=list)  # The rules that mute kinds of findings in its run.
 
     @property
     def open(self) -> list[CommentValues]:

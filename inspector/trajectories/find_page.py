@@ -15,11 +15,9 @@ from rollouts.store.models import StoredTrajectory
 from rollouts.store.trajectories import engine_columns
 from rollouts.store.trajectories.trajectory_parts import RowSummary, StepSummary
 
-MAX_PLACES = 2000
-"""The most places that one answer names."""
+MAX_PLACES = 2000  # The most places that one answer names.
 
-MAX_WANTED = 1000
-"""Characters of the longest text that is looked for."""
+MAX_WANTED = 1000  # Characters of the longest text that is looked for.
 
 
 @dataclass(frozen=True)

@@ -65,16 +65,11 @@ In the template, a variable of the second takes the place of a field of the firs
 class Tab:
     """A page of a trajectory. ``inspector.trajectories.tabs.TABS`` lists them all."""
 
-    slug: str
-    """The end of the address, and the name of the template: ``trajectories/SLUG.html``."""
-    label: str
-    """The words of the tab."""
-    here: str = ""
-    """The words in the path above the header; empty for the tokens page."""
-    build: Build | None = None
-    """None: the tokens page, which has its own view."""
-    is_kept: bool = True
-    """A browser may keep the page of an ended trajectory, because it follows from what is stored."""
+    slug: str  # The end of the address, and the name of the template: ``trajectories/SLUG.html``.
+    label: str  # The words of the tab.
+    here: str = ""  # The words in the path above the header; empty for the tokens page.
+    build: Build | None = None  # None: the tokens page, which has its own view.
+    is_kept: bool = True  # A browser may keep the page of an ended trajectory, because it follows from what is stored.
     is_offered: Callable[[StoredTrajectory], bool] = lambda trajectory: True
     """Whether the header of this trajectory shows the tab."""
 
@@ -90,13 +85,10 @@ class PageLink:
     name: str
     url: str
     current: bool
-    slug: str = ""
-    """The value that stands for it in an address."""
+    slug: str = ""  # The value that stands for it in an address.
     note: str = ""
-    tone: str = ""
-    """The worst severity behind it, or ``breaks`` or ``drifts``."""
-    heading: str = ""
-    """The heading above it."""
+    tone: str = ""  # The worst severity behind it, or ``breaks`` or ``drifts``.
+    heading: str = ""  # The heading above it.
 
 
 @dataclass(frozen=True)
@@ -106,11 +98,9 @@ class HeaderField:
     label: str
     value: str
     note: str = ""
-    tone: str = ""
-    """``good``, ``bad`` or neither."""
+    tone: str = ""  # ``good``, ``bad`` or neither.
     url: str = ""
-    is_more: bool = False
-    """It stands in the menu of the head, and not beside the tabs."""
+    is_more: bool = False  # It stands in the menu of the head, and not beside the tabs.
 
 
 def base_url(trajectory: StoredTrajectory) -> str:

@@ -18,8 +18,7 @@ from rollouts.store.trajectories.trajectory_list import (
 )
 from rollouts.store.trajectory_filters import PARAMETERS
 
-FILTER_FIELDS = (*PARAMETERS.values(), "sort")
-"""Parameters of a run's list that the address of a trajectory keeps."""
+FILTER_FIELDS = (*PARAMETERS.values(), "sort")  # Parameters of a run's list that the address of a trajectory keeps.
 
 
 @dataclass(frozen=True)
@@ -30,13 +29,11 @@ class Siblings:
     previous_url: str = ""
     next_url: str = ""
     at: str = ""
-    keep_query: str = ""
-    """The filter as a query string, for the other pages of the same trajectory."""
+    keep_query: str = ""  # The filter as a query string, for the other pages of the same trajectory.
     filter_text: str = ""
     clear_url: str = ""
     list_url: str = ""
-    group_url: str = ""
-    """The trajectories of the same prompt; empty = it has no group."""
+    group_url: str = ""  # The trajectories of the same prompt; empty = it has no group.
 
 
 def find_siblings(trajectory: StoredTrajectory, params: QueryDict, here: str, reader: int | None) -> Siblings:

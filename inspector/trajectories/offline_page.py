@@ -36,29 +36,23 @@ from rollouts.store.trajectories import trajectory_parts as parts
 MAX_FILE_TOKENS = {View.RUNS: 100_000, View.TOKENS: 20_000}
 """The most tokens of a file in each view, of all its rows together."""
 
-AROUND_FINDING = 4_096
-"""The most tokens of the file of one finding."""
+AROUND_FINDING = 4_096  # The most tokens of the file of one finding.
 
-MAX_ROWS = 8
-"""The most rows of a file."""
+MAX_ROWS = 8  # The most rows of a file.
 
-LENS = "origin"
-"""The lens of a file that names none: the fill tells the origin, and the lines tell mask and findings."""
+LENS = "origin"  # The lens of a file that names none: the fill tells the origin, and the lines tell mask and findings.
 
 
 @dataclass(frozen=True)
 class OfflineFile:
     """A file, and what it holds."""
 
-    name: str
-    """The name of the file, made of codes and numbers alone."""
+    name: str  # The name of the file, made of codes and numbers alone.
     html: str
     rows: list[tuple[int, int, int, int]]
     """In the order of the file: the index of the row, start and stop of its part, and the tokens of the whole row."""
-    findings: list[int]
-    """The numbers of the findings whose cards it holds."""
-    is_whole: bool
-    """It holds every token of every row, and every finding."""
+    findings: list[int]  # The numbers of the findings whose cards it holds.
+    is_whole: bool  # It holds every token of every row, and every finding.
 
 
 def offline_file(

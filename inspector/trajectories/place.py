@@ -10,8 +10,7 @@ from inspector.trajectories.tokens import lenses
 from inspector.trajectories.tokens.findings import DrawnFinding
 from inspector.web.twins import whole_number
 
-WINDOW = 4096
-"""Tokens in one window of the token view."""
+WINDOW = 4096  # Tokens in one window of the token view.
 
 MAX_RUN_VIEW_TOKENS = 400_000
 """The most tokens that one response of the run view reads. The browser fetches the rest as the reader scrolls."""
@@ -19,20 +18,16 @@ MAX_RUN_VIEW_TOKENS = 400_000
 TOKEN_KINDS = {"noncanonical_sampling", "boundary_merge", "invalid_utf8", "row_not_sampled", "tokenizer_mismatch"}
 """Finding kinds that may leave the text alike and change only how it is cut: the token view shows that."""
 
-MAX_FIND = 200
-"""The longest text that an address searches for."""
+MAX_FIND = 200  # The longest text that an address searches for.
 
-MAX_FINDINGS = 300
-"""The most findings that one page lists."""
+MAX_FINDINGS = 300  # The most findings that one page lists.
 
 
 class View(StrEnum):
     """How the tokens of a row are drawn."""
 
-    RUNS = "runs"
-    """Text in runs of equal state: the whole row."""
-    TOKENS = "tokens"
-    """An element per token: one window."""
+    RUNS = "runs"  # Text in runs of equal state: the whole row.
+    TOKENS = "tokens"  # An element per token: one window.
 
 
 VIEW_NAMES = {View.RUNS: "run view", View.TOKENS: "token view"}
@@ -44,17 +39,12 @@ class PagePlace:
 
     row: int = 0
     view: View = View.RUNS
-    lens: str = lenses.DEFAULT
-    """The slug of a built-in lens, or the name of a trainer's column."""
-    window: int = 0
-    """Row offset of the first token shown."""
+    lens: str = lenses.DEFAULT  # The slug of a built-in lens, or the name of a trainer's column.
+    window: int = 0  # Row offset of the first token shown.
     mark: tuple[int, int] | None = None
-    find: str = ""
-    """The text that is being searched for in the row."""
-    solo: int = 0
-    """The number of the turn that is shown alone; 0 = all are shown."""
-    keep: tuple[tuple[str, str], ...] = ()
-    """Parameters of the run's list, so that the neighbours follow its filter."""
+    find: str = ""  # The text that is being searched for in the row.
+    solo: int = 0  # The number of the turn that is shown alone; 0 = all are shown.
+    keep: tuple[tuple[str, str], ...] = ()  # Parameters of the run's list, so that the neighbours follow its filter.
     notices: tuple[str, ...] = field(default=(), compare=False)
     """A sentence for each part of the address that could not be followed."""
     has_fault: bool = field(default=False, compare=False)

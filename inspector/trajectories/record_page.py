@@ -37,10 +37,8 @@ STEPS = 20
 ROWS = 60
 PAGE_CHARACTERS = 2_000_000
 TEXT_CHARACTERS = 200_000
-MEDIA_CHARACTERS = 8_000_000
-"""A longer text is cut, and media in it are not found."""
-MAX_LONG = 3
-"""The most texts of a page that are read whole for their media."""
+MEDIA_CHARACTERS = 8_000_000  # A longer text is cut, and media in it are not found.
+MAX_LONG = 3  # The most texts of a page that are read whole for their media.
 STEP_FIELDS = (
     "finish_reason", "stop_reason", "temperature", "top_p", "top_k", "engine", "policy_version", "logprobs_mode",
 )
@@ -65,20 +63,13 @@ RecordPart = tuple[str, SafeString, str]
 class RecordPage(TrajectoryHead):
     """What the source holds beside the tokens. A text that is too long is ``{"clipped": START, "characters": N}``."""
 
-    lacks: list[str]
-    """A sentence for each format of the run: what its files cannot tell."""
-    first_step: int
-    """The index of the first step on this page."""
-    n_steps: int
-    """Steps of the trajectory."""
-    notices: list[str]
-    """A sentence for each part of the address that could not be followed."""
-    fields: Any
-    """The other fields of the trajectory."""
-    rows: list[dict[str, Any]]
-    """``index`` and ``fields`` of the rows that have other fields; only on the first page."""
-    steps: list[dict[str, Any]]
-    """At most 20 steps; each has its index, and the fields that the source filled."""
+    lacks: list[str]  # A sentence for each format of the run: what its files cannot tell.
+    first_step: int  # The index of the first step on this page.
+    n_steps: int  # Steps of the trajectory.
+    notices: list[str]  # A sentence for each part of the address that could not be followed.
+    fields: Any  # The other fields of the trajectory.
+    rows: list[dict[str, Any]]  # ``index`` and ``fields`` of the rows that have other fields; only on the first page.
+    steps: list[dict[str, Any]]  # At most 20 steps; each has its index, and the fields that the source filled.
 
 
 def record_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tuple[RecordPage, dict[str, Any]]:

@@ -56,11 +56,9 @@ def _version_of_pages() -> str:
     return digest.hexdigest()
 
 
-PAGE_VERSION = _version_of_pages()
-"""A part of the ETag, so that no browser keeps a page of an older version."""
+PAGE_VERSION = _version_of_pages()  # A part of the ETag, so that no browser keeps a page of an older version.
 
-IN_PARTS = 20_000
-"""A page of at least so many tokens is sent in parts: its head is drawn before its turns are written."""
+IN_PARTS = 20_000  # A page of at least so many tokens is sent in parts: its head is drawn before its turns are written.
 
 View = Callable[..., HttpResponse]
 

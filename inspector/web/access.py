@@ -40,18 +40,14 @@ from rollouts.store.people.shares import Shared, maker_left, shares_of
 from rollouts.store.runs.runs import find_run
 from rollouts.store.trajectories.trajectories import find_trajectory
 
-GRANTS_COOKIE = "inspector_shares"
-"""Signed: the keys of the share links that this browser has opened."""
-PROJECT_KEY = "project"
-"""In the session: the code of the project in which this browser made something last."""
+GRANTS_COOKIE = "inspector_shares"  # Signed: the keys of the share links that this browser has opened.
+PROJECT_KEY = "project"  # In the session: the code of the project in which this browser made something last.
 MAX_GRANTS = 50
-MAX_GUESSES = "30/5m"
-"""Wrong tokens of one kind from one address. A right one counts nothing."""
+MAX_GUESSES = "30/5m"  # Wrong tokens of one kind from one address. A right one counts nothing.
 
 T = TypeVar("T", Run, StoredTrajectory, TemplateCheck)
 R = TypeVar("R", AlarmRule, MutedKind)
-Made = Run | TemplateCheck | ScoredColumn | AlarmRule | MutedKind
-"""What members make and delete."""
+Made = Run | TemplateCheck | ScoredColumn | AlarmRule | MutedKind  # What members make and delete.
 Found = TypeVar("Found")
 View = Callable[..., HttpResponse]
 
@@ -183,8 +179,7 @@ class ProjectChoice:
     """The project that a page works in, and those that it offers."""
 
     chosen: Project
-    offered: list[Project]
-    """By name; a page names projects only when there are several."""
+    offered: list[Project]  # By name; a page names projects only when there are several.
 
 
 def chosen_project(request: HttpRequest, least: Role = Role.MEMBER, preferred: Project | None = None) -> ProjectChoice:
@@ -337,14 +332,12 @@ reads_trajectory = _reads(find_trajectory, "trajectory")
 reads_check = _reads(find_check, "template check")
 """`view(request, check)`: for a viewer, or a link to the check. Tokenizer and template are loaded."""
 
-writes_run = _writes(lambda code: find_run(code=code), "run")
-"""`view(request, run)`: a POST of a member."""
+writes_run = _writes(lambda code: find_run(code=code), "run")  # `view(request, run)`: a POST of a member.
 
 writes_trajectory = _writes(find_trajectory, "trajectory")
 """`view(request, trajectory)`: a POST of a member. The run is loaded."""
 
-writes_check = _writes(find_check, "template check")
-"""`view(request, check)`: a POST of a member."""
+writes_check = _writes(find_check, "template check")  # `view(request, check)`: a POST of a member.
 
 
 def guessed_too_often(request: HttpRequest, kind: str, *, again: bool = False, rate: str = MAX_GUESSES) -> bool:

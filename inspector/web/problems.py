@@ -8,8 +8,7 @@ from django.http import JsonResponse
 
 API = "/api/v1/"
 MEDIA_TYPE = "application/problem+json"
-RETRY_SECONDS = {429: 60, 503: 10, 507: 10}
-"""After how many seconds trying again may help, by status."""
+RETRY_SECONDS = {429: 60, 503: 10, 507: 10}  # After how many seconds trying again may help, by status.
 
 
 class ApiProblem(Exception):

@@ -11,8 +11,7 @@ from django.utils.cache import patch_vary_headers
 from django.utils.safestring import mark_safe
 from django.utils.text import StreamingBuffer
 
-PART = 64_000
-"""The least characters of a part, except the first and the last."""
+PART = 64_000  # The least characters of a part, except the first and the last.
 
 
 class PageInParts(StreamingHttpResponse):

@@ -11,8 +11,7 @@ from django.core.files.uploadhandler import TemporaryFileUploadHandler
 
 from rollouts.store.outages import disk_fault
 
-MAX_SUFFIX = 20
-"""How many characters of a file name's suffix are kept. The name of the temporary file holds them."""
+MAX_SUFFIX = 20  # How many characters of a file name's suffix are kept. The name of the temporary file holds them.
 
 
 class DiskFull(SuspiciousOperation):

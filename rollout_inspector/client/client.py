@@ -36,8 +36,7 @@ __all__ = ["Client", "PushError", "ServerError", "line_of", "push"]
 T = TypeVar("T")
 
 BUSY = (408, 425, 429, 500, 502, 503, 504, 507)
-UNTOUCHED = (429, 503, 507)
-"""Of these: what the server answers before it has begun anything."""
+UNTOUCHED = (429, 503, 507)  # Of these: what the server answers before it has begun anything.
 IN_MEMORY_BYTES = 8 << 20
 COLUMNS = ("ids", "loss_mask", "logprobs", "origin", "step")
 ARROW = "application/vnd.apache.arrow.stream"

@@ -16,11 +16,9 @@ from rollout_inspector.diagnose.finding import Severity
 from rollout_inspector.diagnose.gap.cause_kinds import CAUSES
 from rollout_inspector.diagnose.kinds import KINDS
 
-MAX_ITEMS = 100
-"""Items of a list in one answer."""
+MAX_ITEMS = 100  # Items of a list in one answer.
 MAX_COMPARED = 6
-SHOWN_ITEMS = 20
-"""Tokens, steps and lines of each table of a gap, questions of a comparison, and training steps."""
+SHOWN_ITEMS = 20  # Tokens, steps and lines of each table of a gap, questions of a comparison, and training steps.
 MAX_WAIT_SECONDS = 300.0
 POLL_SECONDS = 1.0
 VALUES: dict[str, tuple[str, ...]] = {
@@ -30,8 +28,7 @@ VALUES: dict[str, tuple[str, ...]] = {
         "reward", "n_tokens", "n_findings", "n_rows", "n_sampled", "n_trained", "n_lost") for sign in ("", "-"))),
 }
 """Argument -> the values that the schema of a tool lists. The server refuses others, and says which there are."""
-OWN_TEXTS = ("evidence", *CAUSES)
-"""Keys of a gap report whose texts the product wrote."""
+OWN_TEXTS = ("evidence", *CAUSES)  # Keys of a gap report whose texts the product wrote.
 CODE = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-"
 RUN_FIELDS = (
     "code", "name", "kind", "status", "error", "created_at", "model", "environment", "format", "trajectories",

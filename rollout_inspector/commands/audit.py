@@ -24,10 +24,8 @@ from rollout_inspector.outputs import line_of, show_progress
 from rollout_inspector.refusal import Refusal
 
 PROGRESS_SECONDS = 0.5
-LOG_SECONDS = 30.0
-"""Pause between two lines of progress where no terminal shows them."""
-MAX_SAID = 10
-"""Kinds, and sentences about shards, that are printed."""
+LOG_SECONDS = 30.0  # Pause between two lines of progress where no terminal shows them.
+MAX_SAID = 10  # Kinds, and sentences about shards, that are printed.
 NOT_WHOLE = 2
 
 

@@ -19,8 +19,7 @@ from rollout_inspector.commands.main import installed_version, refuse
 
 TRIES = 2
 TIMEOUT_SECONDS = 60.0
-WRITING = {"check_template"}
-"""Tools that ask for work."""
+WRITING = {"check_template"}  # Tools that ask for work.
 INSTRUCTIONS = (
     "Rollout Inspector shows, token by token, what a rollout sampled and what the trainer put under the gradient. "
     "Begin with list_runs, then get_run; when a run gets worse, get_training. Then list_findings of one kind, then "

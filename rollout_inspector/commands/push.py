@@ -36,8 +36,7 @@ from rollout_inspector.refusal import Refusal
 
 STDIN = "-"
 NOT_ALL = 1
-OF_THE_FILE = (400, 413, 415)
-"""Answers that concern one file; others concern the run, the token or the server."""
+OF_THE_FILE = (400, 413, 415)  # Answers that concern one file; others concern the run, the token or the server.
 
 
 def add_options(parser: ArgumentParser) -> None:

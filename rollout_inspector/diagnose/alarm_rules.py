@@ -8,29 +8,20 @@ from enum import StrEnum
 
 from rollout_inspector.streams.figures import share
 
-MIN_TRAJECTORIES = 8
-"""A step with fewer trajectories is checked by no share of them: one of two would be half."""
-MIN_GROUPS = 4
-"""A step with fewer scored groups is not checked by them."""
-FIRST_STEPS = 5
-"""The gap of a step is compared with the median over so many first steps that have one."""
-MIN_GAP = 0.001
-"""A mean gap below it, in nats, raises nothing, however small the first steps were: that is rounding."""
+MIN_TRAJECTORIES = 8  # A step with fewer trajectories is checked by no share of them: one of two would be half.
+MIN_GROUPS = 4  # A step with fewer scored groups is not checked by them.
+FIRST_STEPS = 5  # The gap of a step is compared with the median over so many first steps that have one.
+MIN_GAP = 0.001  # A mean gap below it, in nats, raises nothing, however small the first steps were: that is rounding.
 
 
 class AlarmFigure(StrEnum):
     """A figure of a training step that may have a limit. A value is stored and stays."""
 
-    BROKEN = "broken"
-    """Share of the trajectories with a finding of severity error."""
-    FINDING = "finding"
-    """Share of the trajectories with a finding of one kind."""
-    GAP = "gap"
-    """Mean gap between trainer and sampler, as a multiple of that of the run's first steps."""
-    TRUNCATED = "truncated"
-    """Share of the trajectories that were cut by their length."""
-    SAME_REWARD = "same_reward"
-    """Share of the scored groups whose rewards are all equal."""
+    BROKEN = "broken"  # Share of the trajectories with a finding of severity error.
+    FINDING = "finding"  # Share of the trajectories with a finding of one kind.
+    GAP = "gap"  # Mean gap between trainer and sampler, as a multiple of that of the run's first steps.
+    TRUNCATED = "truncated"  # Share of the trajectories that were cut by their length.
+    SAME_REWARD = "same_reward"  # Share of the scored groups whose rewards are all equal.
 
 
 DEFAULTS: Mapping[AlarmFigure, float] = {
@@ -46,32 +37,23 @@ class AlarmStep:
     training_step: int
     trajectories: int
     broken: int = 0
-    findings: Mapping[str, int] = field(default_factory=dict)
-    """Kind -> trajectories that have such a finding."""
-    truncated: int | None = None
-    """Trajectories that were cut by their length; None = not known."""
-    groups: int = 0
-    """Groups with at least two rewards."""
+    findings: Mapping[str, int] = field(default_factory=dict)  # Kind -> trajectories that have such a finding.
+    truncated: int | None = None  # Trajectories that were cut by their length; None = not known.
+    groups: int = 0  # Groups with at least two rewards.
     same_reward: int = 0
-    gap: float | None = None
-    """Mean gap in nats; None = not known."""
+    gap: float | None = None  # Mean gap in nats; None = not known.
 
 
 @dataclass(frozen=True)
 class Raised:
     """A run is above a limit."""
 
-    first_step: int
-    """The first training step above it."""
+    first_step: int  # The first training step above it.
     last_step: int
-    n_steps: int
-    """Steps above it."""
-    worst_step: int
-    """The first step with the largest value."""
-    worst: float
-    """That value: a share from 0 to 1, or the mean gap in nats."""
-    baseline: float | None = None
-    """Of the gap: the median over the first steps, in nats."""
+    n_steps: int  # Steps above it.
+    worst_step: int  # The first step with the largest value.
+    worst: float  # That value: a share from 0 to 1, or the mean gap in nats.
+    baseline: float | None = None  # Of the gap: the median over the first steps, in nats.
 
 
 def find_raised(figure: AlarmFigure, kind: str, limit: float, steps: Iterable[AlarmStep]) -> Raised | None:

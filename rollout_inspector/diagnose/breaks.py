@@ -25,8 +25,7 @@ class Break:
         self.parent = case.steps[link.parent]
         self.expected: Ids = self.parent.stream
         self.actual: Ids = self.step.prompt_ids
-        self.start = link.shared_length
-        """The first offset at which the two streams differ."""
+        self.start = link.shared_length  # The first offset at which the two streams differ.
 
     # -- messages before and after
 

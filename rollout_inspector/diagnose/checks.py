@@ -65,8 +65,7 @@ Outcome = str | list[str]
 class Diagnosis:
     """The findings of a trajectory, and what each check came to."""
 
-    findings: tuple[Finding, ...] = ()
-    """In reading order."""
+    findings: tuple[Finding, ...] = ()  # In reading order.
     lacks: Mapping[str, list[str]] = field(default_factory=dict)
     """Each check that has something to check -> the fields that it lacks."""
     gap: GapFigures | None = None

@@ -53,8 +53,7 @@ class DiagnosisContext:
         self, trajectory: Trajectory, codec: Codec | None, renderer_for: RendererFor | None, rows_template: str = ""
     ) -> None:
         self.trajectory = trajectory
-        self.rows_template = rows_template
-        """The hash of the chat template of the rows; empty = the run's template."""
+        self.rows_template = rows_template  # The hash of the chat template of the rows; empty = the run's template.
         self.steps: Sequence[Step] = trajectory.steps
         self.codec = codec
         self._renderer_for = renderer_for
@@ -74,8 +73,7 @@ class DiagnosisContext:
         """Steps that the trajectory does not continue: side calls and retries. Rules for branches add to it."""
         self.again: list[EncodedAgain] = []
         """The completions that were encoded again. The rule that does so adds to it."""
-        self.other_renders: dict[int, str] = {}
-        """Step -> the input of its template that fits its prompt, in words."""
+        self.other_renders: dict[int, str] = {}  # Step -> the input of its template that fits its prompt, in words.
         self.undecided: dict[str, str] = {}
         """Check that a rule could not decide, although its fields are there -> what the rule lacked."""
         self.media_lacks: list[str] = []

@@ -15,8 +15,7 @@ from rollout_inspector.streams.prefix import common_length, common_prefix
 from rollout_inspector.streams.snippets import clipped, quoted, quoted_or_nothing
 from rollout_inspector.streams.trajectory import Ids, Message
 
-_AROUND = 32
-"""So many bytes of what the template writes around a text say where the text belongs."""
+_AROUND = 32  # So many bytes of what the template writes around a text say where the text belongs.
 _BESIDE = 4
 _TIMES = {0: "not at all", 1: "once", 2: "twice"}
 _SEND_ONCE = "Add only the messages that are new since the last call, each of them once."

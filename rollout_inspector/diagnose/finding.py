@@ -13,19 +13,15 @@ class Axis(StrEnum):
     """Between two steps: the next prompt does not start with the sampled stream. Also unsound ids of one step."""
     DELTA = "delta"
     """The next prompt does start with it, but the tokens between the completions are not the template's."""
-    ROW = "row"
-    """Inside one training row."""
+    ROW = "row"  # Inside one training row.
 
 
 class Severity(StrEnum):
     """How much a finding matters."""
 
-    ERROR = "error"
-    """The gradient would be on tokens that were not sampled, or tokens are lost."""
-    WARNING = "warning"
-    """Suspicious, or wrong only with some trainers."""
-    INFO = "info"
-    """Good to know; nothing is wrong."""
+    ERROR = "error"  # The gradient would be on tokens that were not sampled, or tokens are lost.
+    WARNING = "warning"  # Suspicious, or wrong only with some trainers.
+    INFO = "info"  # Good to know; nothing is wrong.
 
 
 @dataclass(frozen=True)
@@ -51,14 +47,11 @@ class Fault:
     kind: str
     evidence: str
     start: int = 0
-    stop: int = 0
-    """Of a break the place is that of the break."""
+    stop: int = 0  # Of a break the place is that of the break.
     wrong: int | None = 0
     """Tokens under the gradient that should not be there, or that have values of other tokens. None = not known."""
-    lost: int | None = 0
-    """Sampled tokens that are not trained. None = not known."""
-    severity: Severity | None = None
-    """None = that of the kind."""
+    lost: int | None = 0  # Sampled tokens that are not trained. None = not known.
+    severity: Severity | None = None  # None = that of the kind.
     places: tuple[tuple[int, int], ...] = ()
     """The stretches to mark, when there are several; an empty one marks where tokens are missing."""
     expected_ids: Ids = field(default_factory=lambda: NO_IDS, compare=False)
@@ -69,8 +62,7 @@ class Fault:
     """Of a break: a step that is no part of the main conversation. Later breaks are measured against other steps."""
     stops: tuple[int, int] | None = None
     """Of a break: where the differing stretch ends in the sampled stream and in the prompt. None = by the alignment."""
-    remedy: str = ""
-    """Empty = that of the kind."""
+    remedy: str = ""  # Empty = that of the kind.
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,31 +70,24 @@ class Finding:
     """One diagnosis. Offsets count in the stream of ``step`` (prompt + completion); without a step, in ``row``."""
 
     axis: Axis
-    kind: str
-    """A slug of the closed list (``rollout_inspector.diagnose.kinds``)."""
+    kind: str  # A slug of the closed list (``rollout_inspector.diagnose.kinds``).
     severity: Severity
     step: int | None = None
-    row: int | None = None
-    """With a step: the row that the source holds, and that has the place at the same offset."""
-    start: int = 0
-    """The first offset at which actual and expected ids differ."""
+    row: int | None = None  # With a step: the row that the source holds, and that has the place at the same offset.
+    start: int = 0  # The first offset at which actual and expected ids differ.
     stop: int = 0
     """The end (exclusive) of the differing stretch in the actual ids. ``start == stop`` when something is missing."""
     expected_ids: Ids = field(default_factory=lambda: NO_IDS)
     """The ids that should stand there: sampled ids, or ids that the template writes."""
-    actual_ids: Ids = field(default_factory=lambda: NO_IDS)
-    """The ids that stand there: ``stream[start:stop]``."""
+    actual_ids: Ids = field(default_factory=lambda: NO_IDS)  # The ids that stand there: ``stream[start:stop]``.
     expected_text: str = ""
     """The text of the expected ids, widened to the nearest control token on both sides so that a person can read it."""
     actual_text: str = ""
-    message_index: int | None = None
-    """The message of the step's request in which the place lies, if known."""
-    evidence: str = ""
-    """One plain sentence."""
+    message_index: int | None = None  # The message of the step's request in which the place lies, if known.
+    evidence: str = ""  # One plain sentence.
     remedy: str = ""
     cost: Cost = field(default_factory=Cost)
-    missing: str = ""
-    """For ``not_decidable``: the field that the source lacks."""
+    missing: str = ""  # For ``not_decidable``: the field that the source lacks.
     places: tuple[tuple[int, int], ...] = ()
     """Every stretch ``[start, stop)``, when there are several. An empty one marks where tokens are missing.
 

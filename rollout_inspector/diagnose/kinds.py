@@ -5,8 +5,7 @@ from functools import partial
 
 from rollout_inspector.diagnose.finding import Axis, Severity
 
-VERSION = 18
-"""Raise it when the same trajectory may get other findings than before."""
+VERSION = 18  # Raise it when the same trajectory may get other findings than before.
 
 
 @dataclass(frozen=True)
@@ -15,21 +14,14 @@ class FindingKind:
 
     slug: str
     title: str
-    meaning: str
-    """One sentence: what happened."""
-    consequence: str
-    """One or two sentences: what it does to training."""
-    remedy: str
-    """What to do about it."""
-    passes: str
-    """The smallest input that has not this finding, in words."""
-    fails: str
-    """The smallest input that has it, in words."""
+    meaning: str  # One sentence: what happened.
+    consequence: str  # One or two sentences: what it does to training.
+    remedy: str  # What to do about it.
+    passes: str  # The smallest input that has not this finding, in words.
+    fails: str  # The smallest input that has it, in words.
     axis: Axis
-    severity: Severity
-    """The usual severity of this kind. A single finding may be milder."""
-    probe: str = ""
-    """The probe of the template check that tests for the cause. Empty = no chat template causes it."""
+    severity: Severity  # The usual severity of this kind. A single finding may be milder.
+    probe: str = ""  # The probe of the template check that tests for the cause. Empty = no chat template causes it.
     said_by_turn: bool = False
     """The page of the loss mask reports it turn by turn, so the page does not repeat the finding."""
 
@@ -421,8 +413,7 @@ _ALL = (
         "The file lacks it, such as prompt ids or log-probabilities."),
 )
 
-KINDS: dict[str, FindingKind] = {kind.slug: kind for kind in _ALL}
-"""Every kind by slug, in the order of lists."""
+KINDS: dict[str, FindingKind] = {kind.slug: kind for kind in _ALL}  # Every kind by slug, in the order of lists.
 
 
 def title_of(kind: str) -> str:

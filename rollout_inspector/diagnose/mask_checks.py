@@ -22,18 +22,13 @@ _SHORT = 8
 class TurnBoundaries:
     """What marks the turns in a row."""
 
-    special: Mask
-    """``[T]``: which tokens are control tokens."""
-    blank: Mask
-    """``[T]``: which tokens are white space alone."""
-    tag: Mask
-    """``[T]``: control tokens, and tokens that begin or end a tag in plain text."""
+    special: Mask  # ``[T]``: which tokens are control tokens.
+    blank: Mask  # ``[T]``: which tokens are white space alone.
+    tag: Mask  # ``[T]``: control tokens, and tokens that begin or end a tag in plain text.
     headers: tuple[Ids, ...]
     """The ids that open the assistant's turn (generation prompt), after a user and after a tool. Empty = not known."""
-    by_template: bool
-    """Whether the template told the headers. Without it they follow from the mask of the row."""
-    stop_ids: frozenset[int]
-    """The control tokens that end the assistant's turn."""
+    by_template: bool  # Whether the template told the headers. Without it they follow from the mask of the row.
+    stop_ids: frozenset[int]  # The control tokens that end the assistant's turn.
     known_stops: frozenset[int]
     """Those of them that the tokenizer or the template tells. The others follow from the mask of the row."""
     written: frozenset[int] = frozenset()

@@ -23,23 +23,18 @@ from rollout_inspector.streams.trajectory import Ids
 
 MERGE = 2
 """Patches on a side that become one vector, where the source names no ``merge_size``: so do Qwen-VL, GLM-V, Kimi-VL."""
-MAX_FIELDS = 500
-"""Fields of a source that are searched for grids and ranges."""
+MAX_FIELDS = 500  # Fields of a source that are searched for grids and ranges.
 
 
 @dataclass(frozen=True)
 class MediaFamily:
     """The control tokens around one kind of media of a model family."""
 
-    medium: str
-    """``image``, ``video`` or ``audio``; the name of its grids and ranges."""
-    pads: tuple[str, ...]
-    """The placeholder, and the separators that stand between placeholders."""
-    opens: str = ""
-    """What stands right before the placeholders; empty = nothing."""
+    medium: str  # ``image``, ``video`` or ``audio``; the name of its grids and ranges.
+    pads: tuple[str, ...]  # The placeholder, and the separators that stand between placeholders.
+    opens: str = ""  # What stands right before the placeholders; empty = nothing.
     ends: str = ""
-    count: int = 0
-    """Placeholders of each image; 0 = as many as its size makes."""
+    count: int = 0  # Placeholders of each image; 0 = as many as its size makes.
 
 
 FAMILIES = (
@@ -67,10 +62,8 @@ FAMILIES = (
 class MediaCheck:
     """What a check of some ids came to."""
 
-    fault: Fault | None
-    """The first one: what stands behind it is of no use."""
-    lacks: str
-    """What the source lacks to decide how many placeholders are right; empty = decided."""
+    fault: Fault | None  # The first one: what stands behind it is of no use.
+    lacks: str  # What the source lacks to decide how many placeholders are right; empty = decided.
 
 
 def check_media(ids: Ids, codec: Codec | None, *sources: Mapping[str, Any]) -> MediaCheck | None:

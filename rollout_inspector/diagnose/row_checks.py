@@ -21,10 +21,8 @@ ROUTING = ("routed_experts", "rollout_expert_indices", "routing")
 _ROUNDING = 1e-3
 # log(1e-45), the least of float32, is -103. Engines write -9999 or -1e30 in place of -inf.
 _LEAST = -1000
-MAX_REWARDS = 100
-"""Misplaced rewards that a fault marks."""
-LAGS = (1, -1, 2, -2)
-"""The shifts that are looked for: by how many tokens a column is behind its place."""
+MAX_REWARDS = 100  # Misplaced rewards that a fault marks.
+LAGS = (1, -1, 2, -2)  # The shifts that are looked for: by how many tokens a column is behind its place.
 
 
 def length_mismatch(row: Row) -> Fault | None:

@@ -225,8 +225,7 @@ def _with_origin(case: DiagnosisContext, row: Row) -> Row:
     return replace(row, origin=origin)
 
 
-_SEAM = 16
-"""Tokens on each side of a seam that are encoded together."""
+_SEAM = 16  # Tokens on each side of a seam that are encoded together.
 _QUESTION: Message = {"role": "user", "content": "Question one"}
 _ANSWER: Message = {"role": "assistant", "content": "Answer zwei"}
 _CALLED: tuple[Message, ...] = (
@@ -252,8 +251,7 @@ class _TemplateProperties:
         self.template_stops: frozenset[int] = frozenset()
         """The same ids, if the template told them. Without it an end of turn may stand before an end of text."""
         self.written: frozenset[int] = frozenset()
-        self.behind_bos: int | None = None
-        """The control token that the template writes right behind BOS."""
+        self.behind_bos: int | None = None  # The control token that the template writes right behind BOS.
         if codec is None:
             return
         eos = () if codec.eos_id is None else (codec.eos_id,)

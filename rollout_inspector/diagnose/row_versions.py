@@ -5,10 +5,8 @@ from typing import Any
 
 from rollout_inspector.streams.trajectory import Row, Step
 
-RUN_LENGTHS = "version_rle"
-"""The key in ``extra`` with pairs (version, tokens) over the row, as AReaL writes them."""
-OF_TOKENS = "policy_versions"
-"""The key in ``extra`` with one version for each token, or with such pairs."""
+RUN_LENGTHS = "version_rle"  # The key in ``extra`` with pairs (version, tokens) over the row, as AReaL writes them.
+OF_TOKENS = "policy_versions"  # The key in ``extra`` with one version for each token, or with such pairs.
 
 
 def run_lengths(value: Any) -> list[tuple[str, int]] | None:

@@ -24,8 +24,7 @@ _CONSTANT = 4
 _PLACES = 20
 _SPACES = str.maketrans(dict.fromkeys("\u0120\u010a\u0109\u010d\u2581", " "))
 """What byte-level vocabularies and SentencePiece write for spaces and line ends."""
-_ALPHABET = re.compile("[!-~\u00a1-\u0143]+")
-"""What byte-level vocabularies write for bytes."""
+_ALPHABET = re.compile("[!-~\u00a1-\u0143]+")  # What byte-level vocabularies write for bytes.
 # What closes reasoning. No part is unbounded, so that hostile text costs no more time than its length.
 _THINK = rb"[\w:.\-]{0,20}(?:think|thought|reason|reflection)[\w:.\-]{0,20}"
 _CLOSE = re.compile(

@@ -20,10 +20,8 @@ from rollout_inspector.streams.snippets import quoted_or_nothing
 from rollout_inspector.streams.trajectory import NO_IDS, Ids, Message, Step
 
 _ASKING = ("user", "tool", "function")
-_TELLING = 4
-"""Fewer letters may stand in another text by chance."""
-_MARK = 64
-"""So many letters, or a quarter of those in whose place they stand, are more than the mark of a cut."""
+_TELLING = 4  # Fewer letters may stand in another text by chance.
+_MARK = 64  # So many letters, or a quarter of those in whose place they stand, are more than the mark of a cut.
 
 
 def template_not_append_only(b: Break) -> Fault | None:
@@ -80,12 +78,10 @@ def _template_did_it(b: Break) -> bool:
     )
 
 
-_MAX_SWITCHES = 4
-"""So many values of a template's switches are tried."""
+_MAX_SWITCHES = 4  # So many values of a template's switches are tried.
 _WITHOUT = " without "
 """In the words for an input without what the request holds: what was sampled is no answer to that request."""
-_WRITTEN = "Mxq7"
-"""A value by which a render shows where the template writes a switch."""
+_WRITTEN = "Mxq7"  # A value by which a render shows where the template writes a switch.
 _MAX_TOOLS = 16
 _MAX_SEARCHES = 8
 _RECORD_BOTH = "Record the messages together with the prompt that was made of them."

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Protocol
 
-MAX_NAMED = 3
-"""Places that a sentence names."""
+MAX_NAMED = 3  # Places that a sentence names.
 
 
 class AxisStep(Protocol):

@@ -17,19 +17,14 @@ class TrajectoryEnd:
 
     key: Any
     """The owner's name of the trajectory: the primary key of a launched one, the external id of a recorded one."""
-    attempt: int = 0
-    """The attempt of a launched trajectory that ended; the end of an older attempt changes nothing."""
+    attempt: int = 0  # The attempt of a launched trajectory that ended; the end of an older attempt changes nothing.
     reward: float | None = None
     reward_parts: Mapping[str, float] = field(default_factory=dict)
     stop_reason: str = ""
-    findings: tuple[Finding, ...] = ()
-    """Findings that are known. The diagnosis adds others where the end is stored."""
-    checks: Mapping[str, Any] | None = None
-    """What each check of the diagnosis came to; None = not diagnosed."""
-    rows: tuple[Row, ...] | None = None
-    """None = the rows follow from the steps."""
-    error: str = ""
-    """A sentence when the trajectory failed; then nothing but ``findings`` is stored."""
+    findings: tuple[Finding, ...] = ()  # Findings that are known. The diagnosis adds others where the end is stored.
+    checks: Mapping[str, Any] | None = None  # What each check of the diagnosis came to; None = not diagnosed.
+    rows: tuple[Row, ...] | None = None  # None = the rows follow from the steps.
+    error: str = ""  # A sentence when the trajectory failed; then nothing but ``findings`` is stored.
     refused: TemplateRewrites | None = None
     """Set when the strategy refused the chat template because it is not prefix-preserving."""
 

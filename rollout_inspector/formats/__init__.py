@@ -73,10 +73,8 @@ FORMATS: dict[str, Format] = {
 }
 """In the order in which they are tried. Of two with one name, the later one is read: a name of ours stays ours."""
 
-_LOOK_AT = 20
-"""Lines that are tried to recognise a format. Broken lines before the first good line do not matter."""
-_LOOK_INTO = 100
-"""Keys of an unknown object whose lists are tried."""
+_LOOK_AT = 20  # Lines that are tried to recognise a format. Broken lines before the first good line do not matter.
+_LOOK_INTO = 100  # Keys of an unknown object whose lists are tried.
 
 
 def detect(source: Source) -> Format:

@@ -22,8 +22,7 @@ from rollout_inspector.streams.trajectory import Floats, Mask, Row, Step, Trajec
 
 ARRAYS = ("routed_experts", "rollout_expert_indices", "rollout_routed_experts", "routing_matrices")
 """Names of arrays of expert routing: vLLM, SGLang, NeMo and verifiers; SkyRL; slime and miles; rLLM."""
-KEY = "routing"
-"""The name that the summary has in ``extra``."""
+KEY = "routing"  # The name that the summary has in ``extra``.
 MASK, SPANS = "sampling_mask", "weight_versions"
 """The tokens that sampling could draw from at each place (vLLM, verifiers); which weights sampled which tokens."""
 _INSIDE = ("choice", "response", "meta_info", "metrics", "model_output", "rollout", "line", "call")

@@ -9,11 +9,9 @@ from rollout_inspector.formats.containers.refusals import FileRefused
 
 READ = (".jsonl", ".json", ".ndjson", ".parquet", ".gz", ".zst")
 """Endings of the names of files that are taken out of a folder."""
-MANIFEST = ".manifest.json"
-"""Ends the name of what `rollout-inspector mend` tells of the file beside it."""
+MANIFEST = ".manifest.json"  # Ends the name of what `rollout-inspector mend` tells of the file beside it.
 MAX_FILES = 20_000
-_TRACES = re.compile(r"(\d{5}|traces)\.jsonl(\.zst|\.gz)?")
-"""Files of traces of prime-rl."""
+_TRACES = re.compile(r"(\d{5}|traces)\.jsonl(\.zst|\.gz)?")  # Files of traces of prime-rl.
 
 
 def files_of(path: Path, most: int = MAX_FILES) -> list[Path]:

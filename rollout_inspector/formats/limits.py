@@ -28,30 +28,22 @@ class Limits:
     """Bytes of memory that the JSON values of one line take, as :func:`memory_of` estimates. 25 million ids fit."""
     line_ids: int = 100_000_000
     """Token ids of the steps of one line or session, each step's prompt written out: 400 MB."""
-    line_messages: int = 2_000_000
-    """Messages of one line, each step's request written out."""
-    line_items: int = 200_000
-    """Steps, nodes or trajectories of one line."""
+    line_messages: int = 2_000_000  # Messages of one line, each step's request written out.
+    line_items: int = 200_000  # Steps, nodes or trajectories of one line.
     line_repeated_bytes: int = 256 << 20
     """JSON text of the fields of a line that are stored with each of its trajectories or steps."""
-    blank_lines: int = 1_000_000
-    """Blank lines in a row. Packed they are nothing, and reading them takes minutes."""
-    ratio: int = 200
-    """How many times a packed file grows. Lists of ids grow 3 to 30 times."""
-    parquet_ratio: int = 2000
-    """The same of a Parquet file: one stored prompt may stand in every row of a group."""
-    free_bytes: int = 64 << 20
-    """Unpacked bytes below which no ratio counts."""
+    blank_lines: int = 1_000_000  # Blank lines in a row. Packed they are nothing, and reading them takes minutes.
+    ratio: int = 200  # How many times a packed file grows. Lists of ids grow 3 to 30 times.
+    parquet_ratio: int = 2000  # The same of a Parquet file: one stored prompt may stand in every row of a group.
+    free_bytes: int = 64 << 20  # Unpacked bytes below which no ratio counts.
     parquet_group_bytes: int = 4 << 30
     """Unpacked bytes of one row group of a Parquet file. One row group is in memory at once."""
     parquet_footer_bytes: int = 32 << 20
     """Of what a Parquet file says about its row groups and columns. 10,000 groups of 30 columns take 18 MB."""
     parquet_memory: int = 4 << 30
     """Bytes of memory that reading a Parquet file takes beyond what the process holds (Linux)."""
-    rejected: int | None = None
-    """Rejected lines of the whole file. None = no limit."""
-    ids: int | None = None
-    """Token ids of the whole file, each step's prompt written out. None = no limit."""
+    rejected: int | None = None  # Rejected lines of the whole file. None = no limit.
+    ids: int | None = None  # Token ids of the whole file, each step's prompt written out. None = no limit.
     seconds: float | None = None
     """Processor seconds of reading and storing the whole file. None = no limit: an import can be cancelled."""
 
@@ -200,8 +192,7 @@ def reading(limits: Limits) -> Iterator[Reading]:
 
 # -- memory of JSON values
 
-_MEMORY_RATIO = 36
-"""No JSON text takes more bytes of memory for one of its bytes: measured with lists of empty lists."""
+_MEMORY_RATIO = 36  # No JSON text takes more bytes of memory for one of its bytes: measured with lists of empty lists.
 _PIECE_BYTES = 1 << 20
 _LIST, _OBJECT, _VALUE, _QUOTE = 100, 200, 48, 40
 """Bytes that a list, an object, a further value and half a text take in CPython, rounded up."""

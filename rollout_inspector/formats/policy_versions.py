@@ -11,13 +11,10 @@ from rollout_inspector.streams.trajectory import Mask, Trajectory
 
 RUN_LENGTHS = "version_rle"
 """The name in ``extra`` of a row for runs of ``[version, tokens]``, which together are as long as the row."""
-VERSION = "policy_version"
-"""The name in ``extra`` of a row for the one version that sampled all of it."""
+VERSION = "policy_version"  # The name in ``extra`` of a row for the one version that sampled all of it.
 
-OF_RECORD = (VERSION, "weight_version")
-"""Fields of a record that name the one version of all its engine calls."""
-MAX_VERSION = 100
-"""Characters of a version that a step holds."""
+OF_RECORD = (VERSION, "weight_version")  # Fields of a record that name the one version of all its engine calls.
+MAX_VERSION = 100  # Characters of a version that a step holds.
 
 
 def with_policy_versions(items: Iterator[Trajectory | Rejected]) -> Iterator[Trajectory | Rejected]:

@@ -30,8 +30,7 @@ ROWS_ALONE = (
     "These are the trainer's rows: which engine calls they came from, and what the engine read, is not in the file."
 )
 """What a file lacks, for formats that lack the same."""
-GROUP = "rollout_inspector.formats"
-"""The group of entry points in which other packages name formats."""
+GROUP = "rollout_inspector.formats"  # The group of entry points in which other packages name formats.
 _BY_LINE = re.compile(r"line-\d+(-\d+)*(-row-\d+)?")
 
 _log = logging.getLogger(__name__)
@@ -48,15 +47,12 @@ class Rejected:
 
     line: int | None
     reason: str
-    file: str = ""
-    """Where it is among lines of several files."""
+    file: str = ""  # Where it is among lines of several files.
 
 
-Detect = Callable[[Sequence[Any]], bool]
-"""Whether the first values of a file (decoded lines) are of a format."""
+Detect = Callable[[Sequence[Any]], bool]  # Whether the first values of a file (decoded lines) are of a format.
 Read = Callable[[Source], Iterator[Trajectory | Rejected]]
-Write = Callable[[Iterable[Trajectory], IO[bytes]], int]
-"""Writes trajectories and returns their number."""
+Write = Callable[[Iterable[Trajectory], IO[bytes]], int]  # Writes trajectories and returns their number.
 Join = Callable[[Iterable[IO[bytes]], IO[bytes]], None]
 """Writes one file that holds what several files of a format hold, in their order."""
 Cut = Callable[[Source, int], list[FilePart]]
@@ -71,16 +67,14 @@ class Format:
     title: str
     detect: Detect
     read: Read
-    lacks: str = ""
-    """What such a file cannot tell, as a sentence; empty = nothing is missing."""
+    lacks: str = ""  # What such a file cannot tell, as a sentence; empty = nothing is missing.
     write: Write | None = None
     suffix: str = ".jsonl"
     join: Join | None = None
     """Makes one file of those that :attr:`write` wrote of parts; None = a file is written in one."""
     cut: Cut | None = None
     """Cuts a large file into parts, which workers read side by side and which together read like the file."""
-    by_line: bool = True
-    """A trajectory stands on the line that was read last. False = its calls stand on many lines."""
+    by_line: bool = True  # A trajectory stands on the line that was read last. False = its calls stand on many lines.
     reads_alone: bool = False
     """A line can be read without the others, although no part can be cut: it needs the files beside it."""
     is_lossless: bool = False

@@ -196,10 +196,8 @@ def mask(value: Any, where: str) -> Mask:
 
 
 _notes: ContextVar[dict[str, str] | None] = ContextVar("notes", default=None)
-MAX_ERROR = 1000
-"""Characters of the error of an episode."""
-MAX_NOTES = 50
-"""Notes of one line. A hostile line has a bad field in each of its steps."""
+MAX_ERROR = 1000  # Characters of the error of an episode.
+MAX_NOTES = 50  # Notes of one line. A hostile line has a bad field in each of its steps.
 
 
 @contextmanager

@@ -25,11 +25,9 @@ FOLDER = "annotations"
 NEWEST = 1
 STREAMS = ("advantages", "trainer_logprobs", "entropies", "is_masked")
 """Values for the tokens of a branch, which become fields of the same name of its nodes."""
-_FIRST = ("orchestrator", "trainer")
-"""Producers in the order in which they write. Others follow by name."""
+_FIRST = ("orchestrator", "trainer")  # Producers in the order in which they write. Others follow by name.
 _FILE = re.compile(r"[^.].*\.jsonl(\.zst|\.gz)?")
-MAX_PROBLEMS = 100
-"""Updates that are named as rejected; more are counted."""
+MAX_PROBLEMS = 100  # Updates that are named as rejected; more are counted.
 
 
 class _Named(msgspec.Struct):

@@ -22,25 +22,21 @@ NAMES = (
 """Keys of a record that mean the training step wherever they stand, the surest first."""
 OF_TRAJECTORY = (*NAMES, "step", "gen_step")
 """Keys that mean it at the top of a record. Deeper, ``step`` counts engine calls."""
-INSIDE = ("metadata", "meta", "info")
-"""Objects of a record that are looked into."""
+INSIDE = ("metadata", "meta", "info")  # Objects of a record that are looked into.
 _TOUCHED = frozenset((*OF_TRAJECTORY, *INSIDE))
 _IN_PATH = re.compile(
     r"(?:^|[/_.-])(?:global_?step|train_?step|training_?step|step|iteration|iter)[_-]?(\d{1,15})(?=$|[/_.-])",
     re.IGNORECASE,
 )
-MAX_PATTERN = 200
-"""Characters of a pattern of a user."""
-_PATTERN_SECONDS = 0.2
-"""A pattern that takes longer on the path of a file finds nothing."""
+MAX_PATTERN = 200  # Characters of a pattern of a user.
+_PATTERN_SECONDS = 0.2  # A pattern that takes longer on the path of a file finds nothing.
 
 
 @dataclass(frozen=True)
 class TrainingStepRule:
     """What a user says about the training steps of what is read."""
 
-    step: int | None = None
-    """The training step of everything that is read; None = it is looked for."""
+    step: int | None = None  # The training step of everything that is read; None = it is looked for.
     pattern: str = ""
     """A regular expression with one group, the number. It is searched in the path of the file; empty = our own."""
 
@@ -58,8 +54,7 @@ class TrainingStepRule:
             return []
 
 
-ANY = TrainingStepRule()
-"""Nothing is said: the record tells, and else the path."""
+ANY = TrainingStepRule()  # Nothing is said: the record tells, and else the path.
 
 
 def checked_rule(step: object = None, pattern: str = "") -> TrainingStepRule:

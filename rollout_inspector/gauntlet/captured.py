@@ -24,23 +24,18 @@ class CapturedStep:
 
     trajectory: Trajectory
     step: Step
-    mark: str
-    """What was asked; empty where neither the prompt nor the request tells it."""
-    serial: int
-    """The number of the engine's answer; 0 where the completion tells none."""
+    mark: str  # What was asked; empty where neither the prompt nor the request tells it.
+    serial: int  # The number of the engine's answer; 0 where the completion tells none.
 
 
 @dataclass(frozen=True)
 class CapturedFiles:
     """What was captured of one game."""
 
-    trajectories: Sequence[Trajectory]
-    """All of the files."""
-    rejected: Sequence[str]
-    """Why lines were not read."""
+    trajectories: Sequence[Trajectory]  # All of the files.
+    rejected: Sequence[str]  # Why lines were not read.
     steps: Sequence[CapturedStep]
-    game: str
-    """Signs the marks."""
+    game: str  # Signs the marks.
 
     def rows(self, scenario: str) -> list[Row]:
         """The training rows that hold a call of a scenario: those of the files, else those that follow from steps."""

@@ -21,12 +21,9 @@ from rollout_inspector.gauntlet.vocabulary import END, decode, encode, mark_of, 
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 MAX_CHOICES = 16
-CUT_AFTER = 5
-"""Events of a stream after which the connection is cut, where the script says so."""
-GATE_AFTER = 4
-"""Events of a stream after which the engine waits until the client has seen some of them."""
-TICK_SECONDS = 0.002
-"""Pause between two tokens of a completion without an end."""
+CUT_AFTER = 5  # Events of a stream after which the connection is cut, where the script says so.
+GATE_AFTER = 4  # Events of a stream after which the engine waits until the client has seen some of them.
+TICK_SECONDS = 0.002  # Pause between two tokens of a completion without an end.
 VENDOR = {"cost": msgspec.Raw(b"1.50"), "note": "grüezi"}
 """A field that no client knows, with a number that many programs write in another way."""
 body_of = msgspec.json.Encoder().encode
@@ -36,41 +33,29 @@ body_of = msgspec.json.Encoder().encode
 class Script:
     """What the engine does when it is asked with a mark."""
 
-    words: str = "the answer is "
-    """The text that it samples before the number of the answer."""
-    tool: tuple[str, str] = ("", "")
-    """Name and arguments of the call that it samples; empty = none."""
-    is_canonical: bool = False
-    """It samples what encoding the text returns; else it spells each word."""
-    end: int = END
-    """The token that ends the completion; 0 = none does."""
-    stop_text: str = ""
-    """A stop string that it samples, and that the server cuts off the text."""
-    versions: tuple[str, ...] = ()
-    """The versions of the weights, which share the tokens evenly."""
-    refused: int = 0
-    """The status of the first answer, an error; 0 = it is none."""
-    is_cut: bool = False
-    """The first answer, a stream, breaks off."""
-    is_endless: bool = False
-    """The stream goes on until the client leaves, a limited time."""
-    has_gate: bool = False
-    """The stream goes on when the client has seen a part of it."""
+    words: str = "the answer is "  # The text that it samples before the number of the answer.
+    tool: tuple[str, str] = ("", "")  # Name and arguments of the call that it samples; empty = none.
+    is_canonical: bool = False  # It samples what encoding the text returns; else it spells each word.
+    end: int = END  # The token that ends the completion; 0 = none does.
+    stop_text: str = ""  # A stop string that it samples, and that the server cuts off the text.
+    versions: tuple[str, ...] = ()  # The versions of the weights, which share the tokens evenly.
+    refused: int = 0  # The status of the first answer, an error; 0 = it is none.
+    is_cut: bool = False  # The first answer, a stream, breaks off.
+    is_endless: bool = False  # The stream goes on until the client leaves, a limited time.
+    has_gate: bool = False  # The stream goes on when the client has seen a part of it.
 
 
 @dataclass(frozen=True)
 class Sampled:
     """One choice of an answer."""
 
-    serial: int
-    """Its number, which stands in the text too."""
+    serial: int  # Its number, which stands in the text too.
     ids: list[int]
     text: str
     tool: tuple[str, str]
     finish_reason: str
     stop_reason: int | str | None
-    versions: list[dict[str, Any]]
-    """Spans with ``version``, ``start`` and ``end``."""
+    versions: list[dict[str, Any]]  # Spans with ``version``, ``start`` and ``end``.
 
     @property
     def logprobs(self) -> list[float]:
@@ -88,14 +73,10 @@ class EngineCall:
     prompt_ids: list[int]
     choices: list[Sampled]
     script: Script
-    is_whole: bool
-    """The engine ends its answer."""
-    error: bytes = b""
-    """The body of an error; empty = it is none."""
-    is_left: bool = False
-    """The client closed the connection before the answer ended."""
-    is_held_back: bool = False
-    """The client of a stream saw nothing of it in time."""
+    is_whole: bool  # The engine ends its answer.
+    error: bytes = b""  # The body of an error; empty = it is none.
+    is_left: bool = False  # The client closed the connection before the answer ended.
+    is_held_back: bool = False  # The client of a stream saw nothing of it in time.
     ended: Event = field(default_factory=Event)
 
     @property
@@ -199,14 +180,11 @@ class GauntletEngine:
     """
 
     def __init__(self, port: int = 0, patience: float = 5.0) -> None:
-        self.game = secrets.token_hex(4)
-        """Signs the marks."""
-        self.scripts: dict[str, Script] = {}
-        """Mark -> what is answered."""
+        self.game = secrets.token_hex(4)  # Signs the marks.
+        self.scripts: dict[str, Script] = {}  # Mark -> what is answered.
         self.calls: list[EngineCall] = []
         self.patience = patience
-        self.gate = Event()
-        """Set when the client has seen a part of the stream that waits."""
+        self.gate = Event()  # Set when the client has seen a part of the stream that waits.
         self._lock = Lock()
         self._serial = 0
         self._tries: Counter[str] = Counter()

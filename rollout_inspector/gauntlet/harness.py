@@ -13,8 +13,7 @@ from rollout_inspector.gauntlet.vocabulary import serial_of, signed
 from rollout_inspector.refusal import Refusal
 
 TIMEOUT_SECONDS = 20.0
-MAX_BODY_BYTES = 16 << 20
-"""A gateway may send anything, without an end."""
+MAX_BODY_BYTES = 16 << 20  # A gateway may send anything, without an end.
 _WHOLE = ("role", "id", "type", "name", "finish_reason", "stop_reason")
 """Texts of an event that do not go on those before."""
 
@@ -27,13 +26,10 @@ class Answer:
     session: str
     path: str
     request: Mapping[str, Any]
-    status: int
-    """0 = no answer came."""
+    status: int  # 0 = no answer came.
     content_type: str
-    body: bytes
-    """Of a stream its events, as they came."""
-    is_whole: bool
-    """False = it broke off, or the client left."""
+    body: bytes  # Of a stream its events, as they came.
+    is_whole: bool  # False = it broke off, or the client left.
 
     @property
     def payloads(self) -> list[str]:

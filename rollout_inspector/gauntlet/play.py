@@ -12,15 +12,11 @@ from rollout_inspector.gauntlet.vocabulary import OTHER_END, spell
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}]
 ARGUMENTS = '{"city":  "Zürich", "days": 2.0, "note": "a\\/b"}'
 """What the model samples: valid JSON that every program writes in another way."""
-REWRITTEN = json.dumps({"note": "a/b", "days": 2, "city": "Zürich"})
-"""What the harness makes of it."""
+REWRITTEN = json.dumps({"note": "a/b", "days": 2, "city": "Zürich"})  # What the harness makes of it.
 UNICODE = "Grüße 🌍 the weather "
-N_AT_ONCE, N_TURNS = 6, 3
-"""Sessions at once, and turns of each."""
-LONG = 8000
-"""Letters of a long message."""
-LEAVE_AFTER = 10
-"""Events of a stream after which the client leaves."""
+N_AT_ONCE, N_TURNS = 6, 3  # Sessions at once, and turns of each.
+LONG = 8000  # Letters of a long message.
+LEAVE_AFTER = 10  # Events of a stream after which the client leaves.
 SETTINGS = {"temperature": 0.25, "top_p": 0.5, "seed": 7, "max_tokens": 99, "x_vendor": {"a": [1, None]}}
 
 

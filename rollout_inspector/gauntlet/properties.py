@@ -14,14 +14,10 @@ from rollout_inspector.gauntlet.engine import COMPLETIONS, EngineCall, Sampled, 
 from rollout_inspector.gauntlet.harness import Answer, exact_json, joined
 from rollout_inspector.gauntlet.vocabulary import decode
 
-MAX_NAMED = 3
-"""Faults that the evidence of a property names; the others are counted."""
-MAX_FAULT = 300
-"""Characters of each."""
-MAX_DIFFERING = 6
-"""Ids on each side of a difference that are printed."""
-ENDED = ("stop", "length", "tool_calls")
-"""Reasons that say that a completion came to its end."""
+MAX_NAMED = 3  # Faults that the evidence of a property names; the others are counted.
+MAX_FAULT = 300  # Characters of each.
+MAX_DIFFERING = 6  # Ids on each side of a difference that are printed.
+ENDED = ("stop", "length", "tool_calls")  # Reasons that say that a completion came to its end.
 ASKED_FOR = ("logprobs", "return_token_ids")
 """Fields of a request that a gateway sets to learn what it captures, where the client did not."""
 
@@ -41,8 +37,7 @@ class Verdict:
     name: str
     outcome: PropertyOutcome
     evidence: str
-    is_undecided: bool = False
-    """It should be decided, and could not be."""
+    is_undecided: bool = False  # It should be decided, and could not be.
 
 
 @dataclass(frozen=True)
@@ -91,10 +86,8 @@ class Property:
     name: str
     claim: str
     checks: tuple[Check, ...]
-    scenario: str = ""
-    """Empty = called like the property."""
-    is_required: bool = True
-    """Every gateway that captures calls offers it."""
+    scenario: str = ""  # Empty = called like the property.
+    is_required: bool = True  # Every gateway that captures calls offers it.
 
 
 # -- what several properties ask -------------------------------------------------------------------

@@ -12,8 +12,7 @@ from typing import Any
 START, END, OTHER_END = 1, 2, 3
 """Begins a prompt; ends a turn; ends a document, which a model samples now and then in place of the former."""
 ROLES = {"system": 11, "user": 12, "assistant": 13, "tool": 14}
-BYTE, WORD = 100, 400
-"""The ids of the byte 0 and of the first word."""
+BYTE, WORD = 100, 400  # The ids of the byte 0 and of the first word.
 WORDS = ("the ", "answer ", "weather ", "tool ")
 _PIECES = re.compile(f"({'|'.join(WORDS)})")
 _MARK = re.compile(r"#(?:([0-9a-f]{8}):)?([a-z-]+\.\d+)#")

@@ -30,8 +30,7 @@ from rollout_inspector.streams.interfaces import Codec, Renderer
 from rollout_inspector.streams.trajectory import Trajectory
 from rollout_inspector.text.chat_templates import cannot_render, renderer
 
-_ROWS = "rows"
-"""What stands in a report where a file has its name."""
+_ROWS = "rows"  # What stands in a report where a file has its name.
 
 
 def assert_tito(

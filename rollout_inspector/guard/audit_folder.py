@@ -23,8 +23,7 @@ from rollout_inspector.outputs import whole_file
 from rollout_inspector.refusal import Refusal
 
 FINDINGS, TRAJECTORIES, UNREAD = "findings.parquet", "trajectories.parquet", "unread.parquet"
-SUMMARY = "audit.json"
-"""Written last: a folder that holds it holds a whole audit."""
+SUMMARY = "audit.json"  # Written last: a folder that holds it holds a whole audit.
 SHARDS = "shards"
 _OF_TRAJECTORY = [name for name in SCHEMA.names if name not in ("unread", "findings")]
 _PLACE = ["shard", "place", "file", "line", "trajectory", "training_step", "policy_version"]

@@ -20,13 +20,11 @@ from rollout_inspector.guard.audit_settings import AuditSettings
 from rollout_inspector.guard.shard_audit import AuditShard, audit, reason_of
 from rollout_inspector.refusal import Refusal
 
-MAX_DEATHS = 2
-"""A shard that ends so many processes in which it was read alone is given up."""
+MAX_DEATHS = 2  # A shard that ends so many processes in which it was read alone is given up.
 ANSWER_SECONDS = 5.0
 """How long a Ray cluster may take to answer. Ray itself waits for minutes, and then ends the whole process."""
 
-Todo = Mapping[str, AuditShard]
-"""Key -> shard."""
+Todo = Mapping[str, AuditShard]  # Key -> shard.
 Done = Iterator[tuple[str, pa.Table | str]]
 """(key, table) of each shard as soon as it is read; instead of a table a sentence that says why there is none."""
 

@@ -16,15 +16,11 @@ from rollout_inspector.text.tokenizers.files import WANTED, tokenizer_folder
 class AuditSettings:
     """What an audit compares with. Every machine that audits a shard must find the tokenizer at the same path."""
 
-    tokenizer: str = ""
-    """The folder of the tokenizer; empty = none, and what needs text is not decided."""
-    template: str = ""
-    """The text of the chat template; empty = the tokenizer's own."""
+    tokenizer: str = ""  # The folder of the tokenizer; empty = none, and what needs text is not decided.
+    template: str = ""  # The text of the chat template; empty = the tokenizer's own.
     format_name: str = "auto"
-    step: int | None = None
-    """The training step of all that is read."""
-    pattern: str = ""
-    """Finds the training step in the path of a file; see :class:`TrainingStepRule`."""
+    step: int | None = None  # The training step of all that is read.
+    pattern: str = ""  # Finds the training step in the path of a file; see :class:`TrainingStepRule`.
 
     def digest(self, table: str = "") -> str:
         """A hash of what decides the result beside the files: settings, tokenizer's files, version, the ``table``."""

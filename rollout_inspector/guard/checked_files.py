@@ -22,18 +22,13 @@ from rollout_inspector.streams.trajectory import Trajectory
 from rollout_inspector.text import tokenizers
 from rollout_inspector.text.tokenizers import LoadedTokenizer, TokenizerUnusable
 
-MAX_PLACES = 100
-"""Findings of one kind that are kept with their place. All of them are counted."""
-MAX_UNREAD = 100
-"""Lines and files that were not read and are kept with their reason. All of them are counted."""
+MAX_PLACES = 100  # Findings of one kind that are kept with their place. All of them are counted.
+MAX_UNREAD = 100  # Lines and files that were not read and are kept with their reason. All of them are counted.
 
-SEVERITIES = tuple(Severity)
-"""The worst first."""
-MIN_ROWS = 3
-"""Trajectories of a file from which on it counts that none of them trains a stop token."""
+SEVERITIES = tuple(Severity)  # The worst first.
+MIN_ROWS = 3  # Trajectories of a file from which on it counts that none of them trains a stop token.
 
-Progress = Callable[["CheckedFiles"], object]
-"""Called after each trajectory."""
+Progress = Callable[["CheckedFiles"], object]  # Called after each trajectory.
 
 
 @dataclass(frozen=True)
@@ -41,8 +36,7 @@ class FindingPlace:
     """Where a finding is: offsets count in the stream of the step, or in the row where there is no step."""
 
     file: str
-    line: int | None
-    """1-based. None = the trajectory stands on many lines, or the file has no lines."""
+    line: int | None  # 1-based. None = the trajectory stands on many lines, or the file has no lines.
     trajectory: str
     training_step: int | None
     step: int | None
@@ -71,8 +65,7 @@ def placed_finding(finding: Finding, file: str, line: int | None, trajectory: Tr
 class KindCount:
     """How often one kind of finding was found."""
 
-    severity: Severity
-    """The worst severity of its findings."""
+    severity: Severity  # The worst severity of its findings.
     n_findings: int = 0
     n_trajectories: int = 0
 
@@ -86,12 +79,10 @@ class CheckedFiles:
     n_trajectories: int = 0
     n_steps: int = 0
     n_rows: int = 0
-    n_tokens: int = 0
-    """Tokens that the steps add, or those of the rows where there are no steps."""
+    n_tokens: int = 0  # Tokens that the steps add, or those of the rows where there are no steps.
     kinds: dict[str, KindCount] = field(default_factory=dict)
     """Kind of finding -> its counts; ``not_decidable`` is not among them."""
-    found: list[PlacedFinding] = field(default_factory=list)
-    """In reading order, at most ``MAX_PLACES`` of each kind."""
+    found: list[PlacedFinding] = field(default_factory=list)  # In reading order, at most ``MAX_PLACES`` of each kind.
     unread: list[Rejected] = field(default_factory=list)
     """Lines that were not read; without a number the whole file was not."""
     n_unread: int = 0
@@ -99,14 +90,11 @@ class CheckedFiles:
     """Check -> on how many trajectories it passed, was noted or failed."""
     undecided: dict[str, Counter[str]] = field(default_factory=dict)
     """Check -> field that lacks -> on how many trajectories."""
-    failed: Counter[str] = field(default_factory=Counter)
-    """Check -> on how many trajectories it failed."""
-    open: Counter[str] = field(default_factory=Counter)
-    """Check -> on how many trajectories it was not decidable."""
+    failed: Counter[str] = field(default_factory=Counter)  # Check -> on how many trajectories it failed.
+    open: Counter[str] = field(default_factory=Counter)  # Check -> on how many trajectories it was not decidable.
     unnamed: Counter[str] = field(default_factory=Counter)
     """Field that lacks -> number of breaks whose cause could not be named without it."""
-    lacks: list[str] = field(default_factory=list)
-    """What the formats of these files cannot tell, one sentence each."""
+    lacks: list[str] = field(default_factory=list)  # What the formats of these files cannot tell, one sentence each.
 
     def totals(self) -> list[CheckTotal]:
         """What each check came to, in the order of lists."""

@@ -39,10 +39,8 @@ class CheckedTemplate:
     template: NamedTemplate
     purposes: tuple[Purpose, ...]
     report: CheckReport | None = None
-    error: str = ""
-    """Why there is no report, as a sentence."""
-    compared: LockComparison | None = None
-    """What changed since it was locked. None = no lock was named."""
+    error: str = ""  # Why there is no report, as a sentence.
+    compared: LockComparison | None = None  # What changed since it was locked. None = no lock was named.
 
     @property
     def name(self) -> str:

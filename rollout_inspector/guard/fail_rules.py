@@ -17,8 +17,7 @@ from rollout_inspector.guard.checked_files import SEVERITIES, CheckedFiles, Kind
 from rollout_inspector.guard.text_files import read_text
 from rollout_inspector.refusal import Refusal
 
-_RATE_ERROR = 1e-9
-"""Rates are written as decimals, so equal rates may differ by this much."""
+_RATE_ERROR = 1e-9  # Rates are written as decimals, so equal rates may differ by this much.
 
 
 class ExitStatus(IntEnum):
@@ -44,10 +43,8 @@ class ExitStatus(IntEnum):
 class FailRule:
     """What fails a check."""
 
-    severity: str = "error"
-    """Kinds of this severity or a worse one fail; empty = only the kinds that are named."""
-    kinds: frozenset[str] = frozenset()
-    """Kinds that fail whatever their severity."""
+    severity: str = "error"  # Kinds of this severity or a worse one fail; empty = only the kinds that are named.
+    kinds: frozenset[str] = frozenset()  # Kinds that fail whatever their severity.
     max_rates: Mapping[str, float] = field(default_factory=dict)
     """Kind -> the share of trajectories (0 to 1) that may have it."""
     baseline: Mapping[str, float] | None = None
@@ -73,12 +70,9 @@ class FilesVerdict:
     """Passed, failed or undecided, and why."""
 
     outcome: ExitStatus
-    failing: tuple[str, ...] = ()
-    """The kinds that fail."""
-    reasons: tuple[str, ...] = ()
-    """One sentence for each reason to fail or not to decide."""
-    accepted: tuple[str, ...] = ()
-    """One sentence for each kind that was found and is allowed."""
+    failing: tuple[str, ...] = ()  # The kinds that fail.
+    reasons: tuple[str, ...] = ()  # One sentence for each reason to fail or not to decide.
+    accepted: tuple[str, ...] = ()  # One sentence for each kind that was found and is allowed.
 
 
 def fail_rule(fail_on: str = "error", max_rates: Iterable[str] = (), baseline: str | Path | None = None) -> FailRule:

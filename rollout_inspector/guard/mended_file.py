@@ -30,8 +30,7 @@ from rollout_inspector.refusal import Refusal, Remedy
 from rollout_inspector.streams.interfaces import Codec, Renderer
 from rollout_inspector.streams.trajectory import Trajectory
 
-VERSION = 1
-"""Of the manifest."""
+VERSION = 1  # Of the manifest.
 OWN = tuple(name for name, export in FORMATS.items() if export.write is not None)
 """Formats that hold every mended trajectory."""
 
@@ -45,15 +44,12 @@ class MendOptions:
     """How a file is mended."""
 
     way: MendWay = MendWay.SPLIT
-    rule: FailRule = field(default_factory=FailRule)
-    """What fails."""
+    rule: FailRule = field(default_factory=FailRule)  # What fails.
     codec: Codec | None = None
     renderer: Renderer | None = None
-    remake: Remake | None = None
-    """For the way ``STRATEGY``."""
+    remake: Remake | None = None  # For the way ``STRATEGY``.
     input_format: str = "auto"
-    output_format: str = ""
-    """A name of ``OWN``; empty = that of the input."""
+    output_format: str = ""  # A name of ``OWN``; empty = that of the input.
 
 
 @dataclass
@@ -62,11 +58,9 @@ class Figures:
 
     trajectories: int = 0
     rows: int = 0
-    sampled_tokens: int = 0
-    """In the calls; 0 for a file of rows alone."""
+    sampled_tokens: int = 0  # In the calls; 0 for a file of rows alone.
     trained_tokens: int = 0
-    kinds: dict[str, int] = field(default_factory=dict)
-    """Kind of finding -> trajectories that have it."""
+    kinds: dict[str, int] = field(default_factory=dict)  # Kind of finding -> trajectories that have it.
 
     def add(self, trajectory: Trajectory) -> None:
         """Count a trajectory. Its findings are counted by the check."""
@@ -86,10 +80,8 @@ class MendReport:
 
     before: Figures = field(default_factory=Figures)
     after: Figures = field(default_factory=Figures)
-    actions: Counter[str] = field(default_factory=Counter)
-    """Action -> trajectories; ``not_read`` counts lines."""
-    first_not_read: str = ""
-    """Why the first line that was not read was not."""
+    actions: Counter[str] = field(default_factory=Counter)  # Action -> trajectories; ``not_read`` counts lines.
+    first_not_read: str = ""  # Why the first line that was not read was not.
     format: str = ""
     output: str = ""
     manifest: str = ""

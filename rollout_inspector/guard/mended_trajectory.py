@@ -18,8 +18,7 @@ from rollout_inspector.streams.prefix import links_of, merge_steps, shared_with_
 from rollout_inspector.streams.strategies.replay import StrategyResult
 from rollout_inspector.streams.trajectory import Mask, Origin, Row, Trajectory
 
-MAX_NAME = 180
-"""Characters of an id that stay when the number of a part is added. Readers take 200."""
+MAX_NAME = 180  # Characters of an id that stay when the number of a part is added. Readers take 200.
 MASKED_AT_PLACE = frozenset(
     ("observation_trained", "generation_prompt_trained", "appended_eos_trained", "separator_trained", "trained_twice",
      "logprob_invalid")
@@ -28,32 +27,25 @@ MASKED_AT_PLACE = frozenset(
 UNSOUND_IDS = frozenset(("token_ids_missing", "engine_ids_inconsistent", "tokenizer_mismatch"))
 """Kinds of findings that leave in doubt what was sampled. No strategy makes a good row of such ids."""
 
-FindFaults = Callable[[Trajectory], Sequence[Finding]]
-"""The findings of a trajectory that fail the check."""
-Remake = Callable[[Trajectory], StrategyResult]
-"""The rows that a strategy makes of a trajectory."""
+FindFaults = Callable[[Trajectory], Sequence[Finding]]  # The findings of a trajectory that fail the check.
+Remake = Callable[[Trajectory], StrategyResult]  # The rows that a strategy makes of a trajectory.
 
 
 class MendWay(StrEnum):
     """What is done to a trajectory that fails."""
 
-    SPLIT = "split"
-    """Cut before each call that breaks; every part is a trajectory. Faults of a row are masked."""
-    MASK = "mask"
-    """What came before a break is prompt, without a gradient. Faults of a row are masked."""
+    SPLIT = "split"  # Cut before each call that breaks; every part is a trajectory. Faults of a row are masked.
+    MASK = "mask"  # What came before a break is prompt, without a gradient. Faults of a row are masked.
     DROP = "drop"
-    STRATEGY = "strategy"
-    """Its rows are those of a strategy, and its calls are left out."""
+    STRATEGY = "strategy"  # Its rows are those of a strategy, and its calls are left out.
 
 
 @dataclass(frozen=True)
 class LeftOut:
     """A part of a trajectory, or all of it, that is not written."""
 
-    steps: tuple[int, ...]
-    """Its calls, as numbers in the source."""
-    kinds: tuple[str, ...]
-    """The kinds of findings that it has after every repair."""
+    steps: tuple[int, ...]  # Its calls, as numbers in the source.
+    kinds: tuple[str, ...]  # The kinds of findings that it has after every repair.
     reason: str
 
 
@@ -61,21 +53,16 @@ class LeftOut:
 class MendedTrajectory:
     """What became of a trajectory."""
 
-    written: tuple[Trajectory, ...]
-    """The trajectory itself where nothing was changed."""
+    written: tuple[Trajectory, ...]  # The trajectory itself where nothing was changed.
     actions: tuple[str, ...] = ()
     """``split``, ``masked``, ``rebuilt``, ``rows_left_out``, ``strategy``, ``left_out``; empty = unchanged."""
-    kinds: tuple[str, ...] = ()
-    """The kinds of findings that it failed by."""
+    kinds: tuple[str, ...] = ()  # The kinds of findings that it failed by.
     left_out: tuple[LeftOut, ...] = ()
-    steps: tuple[tuple[int, ...], ...] = ()
-    """For each trajectory that is written: its calls, as numbers in the source."""
+    steps: tuple[tuple[int, ...], ...] = ()  # For each trajectory that is written: its calls, as numbers in the source.
     masked: tuple[tuple[int, ...], ...] = ()
     """Where masking alone was done: for each row the offsets that lost the gradient."""
-    unmasked: tuple[tuple[int, ...], ...] = ()
-    """The same of offsets that got it, because their mask had been shifted."""
-    columns_left_out: tuple[str, ...] = ()
-    """Columns of rows that were built again from their steps."""
+    unmasked: tuple[tuple[int, ...], ...] = ()  # The same of offsets that got it, because their mask had been shifted.
+    columns_left_out: tuple[str, ...] = ()  # Columns of rows that were built again from their steps.
 
 
 @dataclass

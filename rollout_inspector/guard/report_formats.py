@@ -18,13 +18,10 @@ from rollout_inspector.guard.checked_files import CheckedFiles, PlacedFinding, t
 from rollout_inspector.guard.fail_rules import ExitStatus, FilesVerdict
 from rollout_inspector.outputs import line_of, plain
 
-VERSION = 1
-"""The version of the JSON report."""
-MAX_TEXT = 10
-"""Findings of one kind that reports for people print. The JSON report holds more."""
+VERSION = 1  # The version of the JSON report.
+MAX_TEXT = 10  # Findings of one kind that reports for people print. The JSON report holds more.
 OPENED = "To see the tokens: rollout-inspector serve, then import the file, or rollout-inspector push FILE."
-MAX_CELL = 300
-"""Characters of a text in a table of Markdown."""
+MAX_CELL = 300  # Characters of a text in a table of Markdown.
 _LEVEL = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
 
 

@@ -24,14 +24,10 @@ from rollout_inspector.guard.checked_files import SEVERITIES, diagnosis_of
 from rollout_inspector.streams.prefix import n_new_tokens
 from rollout_inspector.streams.trajectory import Trajectory
 
-SHARD_BYTES = 8 << 20
-"""Bytes of the files that a shard reads. A lost process costs at most this much work."""
-MAX_SHARDS = 4096
-"""Files of more than so many shards are cut into larger ones."""
-MAX_IDS = 64
-"""Ids that a finding keeps of what stands there and of what should."""
-MAX_TEXT = 500
-"""Characters that a finding keeps of a text."""
+SHARD_BYTES = 8 << 20  # Bytes of the files that a shard reads. A lost process costs at most this much work.
+MAX_SHARDS = 4096  # Files of more than so many shards are cut into larger ones.
+MAX_IDS = 64  # Ids that a finding keeps of what stands there and of what should.
+MAX_TEXT = 500  # Characters that a finding keeps of a text.
 
 FINDING = pa.struct(
     {
@@ -78,8 +74,7 @@ class CutFiles:
 
     shards: list[AuditShard] = field(default_factory=list)
     n_files: int = 0
-    refused: list[tuple[str, str]] = field(default_factory=list)
-    """(path, sentence)"""
+    refused: list[tuple[str, str]] = field(default_factory=list)  # (path, sentence)
 
 
 def cut_files(

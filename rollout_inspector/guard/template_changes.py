@@ -18,33 +18,24 @@ from rollout_inspector.text.chat_templates.probes.report import CheckReport
 from rollout_inspector.text.chat_templates.sandbox.client import Rendered
 from rollout_inspector.text.chat_templates.sandbox.render import TemplateRenderer
 
-MAX_CHANGES = 40
-"""Changes of one template that are tried alone."""
-MAX_TRIES_SECONDS = 60.0
-"""After so long no further change is tried: a template may use all the time that a render has."""
+MAX_CHANGES = 40  # Changes of one template that are tried alone.
+MAX_TRIES_SECONDS = 60.0  # After so long no further change is tried: a template may use all the time that a render has.
 MAX_TITLES = 3
-_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
-"""A line with its break, as Jinja counts lines."""
-_NO_TEMPLATE = ("syntax", "forbidden")
-"""How a render fails when one change alone makes no template, as half a block."""
+_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")  # A line with its break, as Jinja counts lines.
+_NO_TEMPLATE = ("syntax", "forbidden")  # How a render fails when one change alone makes no template, as half a block.
 
 
 @dataclass(frozen=True)
 class ChangedLines:
     """Lines of a chat template that were changed together."""
 
-    first: int
-    """1-based, in the newer template. Where lines were only removed, the line that stands there now."""
-    last: int
-    """Lower than ``first`` where lines were only removed."""
+    first: int  # 1-based, in the newer template. Where lines were only removed, the line that stands there now.
+    last: int  # Lower than ``first`` where lines were only removed.
     was: str
     now: str
-    titles: tuple[str, ...] = ()
-    """The probes whose renders this change alone changes."""
-    difference: str = ""
-    """The first difference that it makes, in words."""
-    is_tried: bool = True
-    """False = alone it is no template, or there are too many changes."""
+    titles: tuple[str, ...] = ()  # The probes whose renders this change alone changes.
+    difference: str = ""  # The first difference that it makes, in words.
+    is_tried: bool = True  # False = alone it is no template, or there are too many changes.
 
     def sentence(self) -> str:
         """What was changed on which line, and what that does."""
@@ -67,10 +58,8 @@ class LockComparison:
     """What changed since a template was locked."""
 
     outcome: ExitStatus
-    changes: tuple[str, ...] = ()
-    """One sentence for each change."""
-    lines: tuple[ChangedLines, ...] = ()
-    """The changed lines, those that change most renders first."""
+    changes: tuple[str, ...] = ()  # One sentence for each change.
+    lines: tuple[ChangedLines, ...] = ()  # The changed lines, those that change most renders first.
     notes: tuple[str, ...] = ()
 
 

@@ -33,10 +33,8 @@ from rollout_inspector.text.chat_templates.sandbox.render import TemplateRendere
 FILE_VERSION = 1
 LOCK_TIME = "2025-01-15T12:00:00"
 """What a template with a clock is told, so that its renders are the same on every day."""
-MAX_LINES_TOLD = 10
-"""Changed lines of one template that are told."""
-MAX_TOLD = 4
-"""Checks that one sentence names."""
+MAX_LINES_TOLD = 10  # Changed lines of one template that are told.
+MAX_TOLD = 4  # Checks that one sentence names.
 
 
 @dataclass(frozen=True)
@@ -44,14 +42,10 @@ class LockedTemplate:
     """What a lock file holds of one chat template."""
 
     text: str
-    tokenizer_sha256: str | None
-    """None = it was checked without a tokenizer."""
-    verdicts: Mapping[str, bool | None]
-    """Purpose -> safe, not safe, or None = cannot be told."""
-    checks: Mapping[str, str]
-    """Name of each check -> its status."""
-    renders: Mapping[str, str]
-    """Name of each probe -> the digest of its two renders, text and ids."""
+    tokenizer_sha256: str | None  # None = it was checked without a tokenizer.
+    verdicts: Mapping[str, bool | None]  # Purpose -> safe, not safe, or None = cannot be told.
+    checks: Mapping[str, str]  # Name of each check -> its status.
+    renders: Mapping[str, str]  # Name of each probe -> the digest of its two renders, text and ids.
     tokenizer: str = ""
     """The tokenizer of a template file, as a path from the folder of the lock; empty = none, or the template's own."""
 
@@ -66,10 +60,8 @@ class TemplateLock:
     """A lock file."""
 
     templates: Mapping[str, LockedTemplate]
-    checks_version: int = chat_templates.VERSION
-    """The version of the checks that wrote it."""
-    jinja: str = field(default_factory=lambda: version("jinja2"))
-    """The version of Jinja that rendered."""
+    checks_version: int = chat_templates.VERSION  # The version of the checks that wrote it.
+    jinja: str = field(default_factory=lambda: version("jinja2"))  # The version of Jinja that rendered.
 
 
 def name_in_lock(path: str | Path, lock: str | Path) -> str:

@@ -12,10 +12,8 @@ from rollout_inspector.guard.template_changes import LockComparison
 from rollout_inspector.outputs import line_of
 from rollout_inspector.text.chat_templates.probes.report import Check
 
-VERSION = 1
-"""Of the JSON report."""
-MAX_CHECKS = 3
-"""Failing checks of one template that are printed."""
+VERSION = 1  # Of the JSON report.
+MAX_CHECKS = 3  # Failing checks of one template that are printed.
 
 
 def as_text(found: Sequence[CheckedTemplate]) -> str:

@@ -39,12 +39,9 @@ class GuardedItems:
     """The rows or trajectories of one call."""
 
     n: int
-    trajectory: Callable[[int], Trajectory]
-    """Makes the trajectory of an item. Raises :class:`Refusal`."""
-    n_tokens: Callable[[int], int]
-    """Tokens of an item, without making it."""
-    kept: Callable[[Sequence[int]], Any]
-    """The same kind of batch with these items alone."""
+    trajectory: Callable[[int], Trajectory]  # Makes the trajectory of an item. Raises :class:`Refusal`.
+    n_tokens: Callable[[int], int]  # Tokens of an item, without making it.
+    kept: Callable[[Sequence[int]], Any]  # The same kind of batch with these items alone.
 
 
 def items_of_rows(rows: Any, name: str = "rows") -> GuardedItems:

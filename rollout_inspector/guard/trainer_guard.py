@@ -27,8 +27,7 @@ from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.interfaces import Renderer
 
 ACTIONS = ("warn", "raise", "drop")
-MAX_SECONDS = 0.5
-"""How long one call may keep the trainer waiting, if nothing else is said."""
+MAX_SECONDS = 0.5  # How long one call may keep the trainer waiting, if nothing else is said.
 _log = logging.getLogger("rollout_inspector.guard")
 
 
@@ -49,8 +48,7 @@ class _Look:
     until: float
     failing: list[PlacedFinding] = field(default_factory=list)
     dropped: list[int] = field(default_factory=list)
-    unreadable: str = ""
-    """Why an item could not be read; the first reason."""
+    unreadable: str = ""  # Why an item could not be read; the first reason.
 
 
 class Guard:
@@ -99,10 +97,8 @@ class Guard:
         self._seconds = self._slowest = 0.0
         self._checked = CheckedFiles()
         self._warned: Counter[str] = Counter()
-        self._lock = threading.Lock()
-        """Guards all counts."""
-        self._turn = threading.Lock()
-        """One look at a time: others wait for it as long as they may."""
+        self._lock = threading.Lock()  # Guards all counts.
+        self._turn = threading.Lock()  # One look at a time: others wait for it as long as they may.
 
     def rows(self, rows: Any) -> Any:
         """Look at training rows. Returns the rows that are kept, as the same object where none is dropped.

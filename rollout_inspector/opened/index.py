@@ -38,14 +38,11 @@ from rollout_inspector.streams.prefix import links_of, merge_steps, n_new_tokens
 from rollout_inspector.streams.trajectory import Trajectory, ids_array
 
 MAX_FILES = 500_000
-SAMPLE = 20
-"""Trajectories that are read of each file before the rest of any file is."""
+SAMPLE = 20  # Trajectories that are read of each file before the rest of any file is.
 FIRST_LIST = 50
 FIRST_SECONDS = 1.0
-FOLLOW_SECONDS = 2.0
-"""Pause before the files are looked at again."""
-STILL_SECONDS = 5.0
-"""A file that is read as a whole is read again when nothing was written to it for so long."""
+FOLLOW_SECONDS = 2.0  # Pause before the files are looked at again.
+STILL_SECONDS = 5.0  # A file that is read as a whole is read again when nothing was written to it for so long.
 BATCH = 500
 _VERSION = 2
 _TAIL_BYTES = 64

@@ -22,16 +22,14 @@ from rollout_inspector.opened.index import BATCH, FileIndex
 from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.trajectory import Origin, Row, ids_array
 
-MAX_DRAWN = 20
-"""Trajectories of a list in a notebook."""
+MAX_DRAWN = 20  # Trajectories of a list in a notebook.
 COLUMNS = {
     "id": "name", "reward": "reward", "group": "prompt_group", "training_step": "training_step",
     "stop_reason": "stop_reason", "error": "error", "steps": "n_steps", "rows": "n_rows", "tokens": "n_tokens",
     "sampled": "n_sampled", "file": "path", "line": "line",
 }
 """What a list tells of a trajectory -> the column of the index that holds it."""
-Line = dict[str, Any]
-"""What a list tells of a trajectory, and ``key``, by which it is found again."""
+Line = dict[str, Any]  # What a list tells of a trajectory, and ``key``, by which it is found again.
 
 
 class OpenedTrajectory:

@@ -16,8 +16,7 @@ from rollout_inspector.streams.trajectory import NO_IDS, Ids, Mask, Row, Step
 
 # A gap is compared id by id up to this many pairs; a larger gap is shown whole.
 MAX_PAIRS = 1_000_000
-MAX_WORK = 2_000_000
-"""Pairs of equal lines or ids that one comparison looks at: half a second."""
+MAX_WORK = 2_000_000  # Pairs of equal lines or ids that one comparison looks at: half a second.
 _GRAM = 8
 
 
@@ -32,8 +31,7 @@ class BoundedMatcher(difflib.SequenceMatcher[Any]):
     b2j: dict[Any, list[int]]
 
     def __init__(self, left: Sequence[Any], right: Sequence[Any], work: int = MAX_WORK, autojunk: bool = False) -> None:
-        self.left_work = work
-        """The work that is left; below 0 the comparison is rough."""
+        self.left_work = work  # The work that is left; below 0 the comparison is rough.
         super().__init__(None, left, right, autojunk)
         counts = (1 + len(self.b2j.get(item, ())) for item in left)
         self._costs = list(accumulate(counts, initial=1))
@@ -56,10 +54,8 @@ class AlignedGroup:
     left_stop: int
     right_start: int
     right_stop: int
-    equal: bool
-    """Both stretches hold the same tokens, and so equally many."""
-    is_folded: bool = False
-    """A page hides these equal tokens."""
+    equal: bool  # Both stretches hold the same tokens, and so equally many.
+    is_folded: bool = False  # A page hides these equal tokens.
 
 
 def align_same_bytes(
@@ -267,12 +263,10 @@ def sampled_places(steps: Sequence[Step], row: Row) -> list[tuple[int, int, int]
 class TrainedTokens:
     """What the rows of a trajectory train, compared with what its steps sampled."""
 
-    times: list[NDArray[np.int32]]
-    """For each step ``[C]``: how many rows train the token as it was sampled."""
+    times: list[NDArray[np.int32]]  # For each step ``[C]``: how many rows train the token as it was sampled.
     foreign: list[Mask | None]
     """For each row ``[T]``: trained tokens that were not sampled as they stand. None = its steps are not known."""
-    verbatim: list[bool]
-    """For each row, whether it holds the completions of its steps whole."""
+    verbatim: list[bool]  # For each row, whether it holds the completions of its steps whole.
 
     @property
     def n_lost(self) -> int | None:

@@ -12,10 +12,8 @@ from rollout_inspector.streams.trajectory import Floats, Ids, Step, ids_array
 
 MAX_ALTERNATIVES = 20
 """The most alternatives of a token that a launch asks for, which is also the most that OpenAI's API returns."""
-_NEVER = -9999.0
-"""What vLLM's server writes for minus infinity, which JSON lacks."""
-MAX_STORED = 1000
-"""The most alternatives of a token that are kept."""
+_NEVER = -9999.0  # What vLLM's server writes for minus infinity, which JSON lacks.
+MAX_STORED = 1000  # The most alternatives of a token that are kept.
 
 
 Alternatives = tuple[Ids, Floats]

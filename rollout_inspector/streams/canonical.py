@@ -18,12 +18,9 @@ class Drift:
     """A stretch of ids that would change if the text were encoded again."""
 
     start: int
-    stop: int
-    """``ids[start:stop]`` is the stretch."""
-    expected_ids: Ids
-    """The ids that the encoder returns for its text."""
-    actual_ids: Ids
-    """``ids[start:stop]``."""
+    stop: int  # ``ids[start:stop]`` is the stretch.
+    expected_ids: Ids  # The ids that the encoder returns for its text.
+    actual_ids: Ids  # ``ids[start:stop]``.
     invalid_utf8: bool = False
     """The stretch holds bytes that are not UTF-8. As text they become U+FFFD, so encoding cannot restore them."""
 

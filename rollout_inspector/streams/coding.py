@@ -19,8 +19,7 @@ from rollout_inspector.streams.trajectory import Ids, Link, Message, Origins, St
 class StepField(NamedTuple):
     """One field of a step, in the value, in the JSON line and in the database."""
 
-    name: str
-    """The name of the attribute of ``Step`` or ``Request``, and the key in our own JSON lines."""
+    name: str  # The name of the attribute of ``Step`` or ``Request``, and the key in our own JSON lines.
     kind: Literal[
         "text", "number", "whole", "ids", "optional_ids", "floats", "any_text", "object", "mapping", "tools", "request"
     ]
@@ -29,8 +28,7 @@ class StepField(NamedTuple):
     An empty ``text`` or ``mapping`` counts as no value; an empty ``any_text`` or ``object`` is a value. The codec
     splits a ``request`` into parts.
     """
-    limit: int = 0
-    """How many characters the column of a ``text`` holds."""
+    limit: int = 0  # How many characters the column of a ``text`` holds.
     column: str = ""
     """The attribute of the stored step that holds the key of a JSON body. Empty = the value is no JSON body."""
 
@@ -78,16 +76,12 @@ BODIES = tuple(field for field in STEP_FIELDS if field.column)
 class CodedStep(NamedTuple):
     """A step as the codec stores it."""
 
-    link: Link
-    """The parent, and how much of its stream the prompt starts with."""
-    delta_ids: Ids
-    """``prompt_ids[shared_length:]``."""
+    link: Link  # The parent, and how much of its stream the prompt starts with.
+    delta_ids: Ids  # ``prompt_ids[shared_length:]``.
     delta_origin: Origins | None
     """The origin of each id of ``delta_ids``; None when no strategy wrote it, or one of another length."""
-    messages_shared: int
-    """How many leading messages the request shares with the parent's request."""
-    messages_new: tuple[Message, ...]
-    """The messages after them."""
+    messages_shared: int  # How many leading messages the request shares with the parent's request.
+    messages_new: tuple[Message, ...]  # The messages after them.
 
 
 class StepCodec:
@@ -98,11 +92,9 @@ class StepCodec:
     """
 
     def __init__(self, text: Callable[[Message], str]) -> None:
-        self.steps: list[Step] = []
-        """The steps so far. After decoding a step the caller appends it."""
+        self.steps: list[Step] = []  # The steps so far. After decoding a step the caller appends it.
         self._text = text
-        self._texts: dict[int, list[str]] = {}
-        """The texts of the messages of a step, by its index."""
+        self._texts: dict[int, list[str]] = {}  # The texts of the messages of a step, by its index.
 
     def encode(self, step: Step, link: Link | None = None) -> CodedStep:
         """Append the next step and return it as it is stored. A known ``link`` saves the search for the parent."""
@@ -164,8 +156,7 @@ class StepCodec:
 class StepExtent(NamedTuple):
     """The columns of a stored step from which the place of each of its ids follows."""
 
-    parent: int | None
-    """The index of its parent."""
+    parent: int | None  # The index of its parent.
     shared_length: int
     prompt_length: int
     completion_length: int
@@ -177,8 +168,7 @@ class StreamPiece(NamedTuple):
     start: int
     stop: int
     step_index: int
-    array: str
-    """The array that holds it: ``delta_ids`` or ``completion_ids``."""
+    array: str  # The array that holds it: ``delta_ids`` or ``completion_ids``.
 
 
 def stream_pieces(steps: Sequence[StepExtent], index: int, whole: bool = True) -> list[StreamPiece]:

@@ -20,8 +20,7 @@ _WORD = re.compile(rf"(?:{_ESCAPE.pattern}|\w)+")
 _OF_THE_FORM = {"name", "arguments", "parameters", "function", "functions", "type", "tool", "call", "calls", "id",
                 "assistant", "analysis", "commentary", "final", "json", "think", "to", "null",
                 "true", "false"}
-SHORTEST = 3
-"""Fewer words in a row are an escape or a word of the form."""
+SHORTEST = 3  # Fewer words in a row are an escape or a word of the form.
 
 Joined = Callable[[Ids], tuple[bytes, NDArray[np.int64]]]
 """``joined_bytes`` of a codec: the bytes of ids, and for each id ``[n]`` the offset at which its bytes end."""

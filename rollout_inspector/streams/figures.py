@@ -45,8 +45,7 @@ def trained_words(n_trained: int, n_tokens: int) -> str:
     return "all trained" if n_trained == n_tokens else f"{n_trained:,} of {n_tokens:,} trained"
 
 
-Z = 1.959964
-"""The 97.5 % quantile of the normal distribution."""
+Z = 1.959964  # The 97.5 % quantile of the normal distribution.
 
 
 def paired_difference(pairs: Sequence[tuple[float, float]]) -> tuple[float, float, float] | None:

@@ -13,12 +13,10 @@ class Codec(Protocol):
     """A tokenizer as the diagnosis uses it, for example ``rollout_inspector.text.tokenizers.LoadedTokenizer``."""
 
     name: str
-    vocab_size: int
-    """Ids run from 0 to ``vocab_size - 1``, added tokens included."""
+    vocab_size: int  # Ids run from 0 to ``vocab_size - 1``, added tokens included.
     bos_id: int | None
     eos_id: int | None
-    special_ids: frozenset[int]
-    """Control tokens: added tokens that the encoder matches before anything else."""
+    special_ids: frozenset[int]  # Control tokens: added tokens that the encoder matches before anything else.
 
     def token_bytes(self, ids: Ids) -> list[bytes]:
         """The bytes of each id; ``b""`` for an id outside the vocabulary."""

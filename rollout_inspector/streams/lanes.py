@@ -13,10 +13,8 @@ from typing import Protocol
 
 from rollout_inspector.streams.summaries import Told, asks_for_summary, has_summary, holds
 
-MAX_LOOKED = 20
-"""So many earlier lanes, the nearest first, may have written the summary that a lane begins with."""
-MAX_READERS = 20
-"""So many steps after a branch, the nearest first, may read its answer."""
+MAX_LOOKED = 20  # So many earlier lanes, the nearest first, may have written the summary that a lane begins with.
+MAX_READERS = 20  # So many steps after a branch, the nearest first, may read its answer.
 REWRITES = {"history_rewritten", "context_truncated", "request_changed"}
 """Causes of a break after which the conversation goes on with another history."""
 NO_CAUSE = {"", "unclassified"}
@@ -32,20 +30,13 @@ def names_break(kind: str, axis: str, start: int, prompt_length: int) -> bool:
 class LaneKind(StrEnum):
     """What a lane is to the lanes before it."""
 
-    FIRST = "first"
-    """The lane of the first step. It leaves no other one."""
-    CONTINUATION = "continuation"
-    """The conversation goes on, and its prompt does not start with what was sampled."""
-    BRANCH = "branch"
-    """A conversation beside another one: a sub-agent, a side call, or one of several choices."""
-    COMPACTION = "compaction"
-    """The conversation goes on with another history, after a step that wrote a summary of it."""
-    SUMMARY = "summary"
-    """A side call that wrote a summary of the conversation."""
-    DUPLICATE = "duplicate"
-    """Its first step sends the prompt of an earlier step again."""
-    UNNAMED = "unnamed"
-    """No diagnosis names why it leaves: none has run, or the cause is not known."""
+    FIRST = "first"  # The lane of the first step. It leaves no other one.
+    CONTINUATION = "continuation"  # The conversation goes on, and its prompt does not start with what was sampled.
+    BRANCH = "branch"  # A conversation beside another one: a sub-agent, a side call, or one of several choices.
+    COMPACTION = "compaction"  # The conversation goes on with another history, after a step that wrote a summary of it.
+    SUMMARY = "summary"  # A side call that wrote a summary of the conversation.
+    DUPLICATE = "duplicate"  # Its first step sends the prompt of an earlier step again.
+    UNNAMED = "unnamed"  # No diagnosis names why it leaves: none has run, or the cause is not known.
 
 
 _LABELS = {

@@ -22,10 +22,8 @@ from rollout_inspector.streams.trajectory import Message
 REASONING = ("reasoning_content", "reasoning", "thinking")
 _TEXTS = ("text", "input_text", "output_text", "refusal")
 _ERRORS = ("Error:", "ERROR:", "error:", "Traceback (most recent call last)")
-_PART = 12
-"""So many bytes of the start or of the end of a text are a trace of it."""
-LEFT_OUT = "stored_media"
-"""In place of the data of a media part, which a page never holds."""
+_PART = 12  # So many bytes of the start or of the end of a text are a trace of it.
+LEFT_OUT = "stored_media"  # In place of the data of a media part, which a page never holds.
 
 
 @dataclass(frozen=True)
@@ -33,12 +31,9 @@ class Media:
     """An image, a sound or a film in a message."""
 
     kind: str
-    type: str
-    """The media type that the source states; empty when it states none."""
-    n_bytes: int | None
-    """None for a link."""
-    link: str = ""
-    """An address at another host, which nothing of ours fetches."""
+    type: str  # The media type that the source states; empty when it states none.
+    n_bytes: int | None  # None for a link.
+    link: str = ""  # An address at another host, which nothing of ours fetches.
 
 
 @dataclass(frozen=True)
@@ -46,8 +41,7 @@ class ToolCall:
     """A tool call."""
 
     name: str
-    arguments: Any
-    """A value where the source wrote JSON, otherwise its text."""
+    arguments: Any  # A value where the source wrote JSON, otherwise its text.
     id: str = field(default="", compare=False)
 
 
@@ -56,16 +50,13 @@ class ChatMessage:
     """One message."""
 
     role: str
-    texts: list[Any] = field(default_factory=list)
-    """In order: a text, or a media part."""
+    texts: list[Any] = field(default_factory=list)  # In order: a text, or a media part.
     reasoning: list[str] = field(default_factory=list)
     calls: list[ToolCall] = field(default_factory=list)
-    result_of: str = ""
-    """The id of the call that it answers."""
+    result_of: str = ""  # The id of the call that it answers.
     name: str = ""
     is_result: bool = False
-    is_error: bool = False
-    """The source says so, or the text begins as an error does."""
+    is_error: bool = False  # The source says so, or the text begins as an error does.
     others: dict[str, Any] = field(default_factory=dict)
 
     @property

@@ -9,14 +9,10 @@ import numpy as np
 from rollout_inspector.streams.messages import as_text, calls_of, reasoning_of, text_in
 from rollout_inspector.streams.trajectory import Ids, Row, Step
 
-MAX_LINE = 160
-"""Characters of a line."""
-MAX_DECODED = 2_048
-"""Ids that are decoded for a line, where the source has no text."""
-MAX_READ = 20_000
-"""Characters of a text that are looked at for its first line."""
-Pieces = Callable[[Ids], Sequence[str]]
-"""Ids as texts, cut at control tokens."""
+MAX_LINE = 160  # Characters of a line.
+MAX_DECODED = 2_048  # Ids that are decoded for a line, where the source has no text.
+MAX_READ = 20_000  # Characters of a text that are looked at for its first line.
+Pieces = Callable[[Ids], Sequence[str]]  # Ids as texts, cut at control tokens.
 
 _CONTROL = re.compile(r"<\|[^|<>]{1,40}\|>|</?s>|<(?:start|end)_of_turn>")
 _ROLES = frozenset({"user", "assistant", "system", "tool", "model", "developer"})
@@ -25,10 +21,8 @@ _ROLES = frozenset({"user", "assistant", "system", "tool", "model", "developer"}
 class Preview(NamedTuple):
     """Empty = the source does not tell."""
 
-    prompt: str
-    """The first line of the task: of the last user message of the first request."""
-    answer: str
-    """The first line of the last answer, without its reasoning."""
+    prompt: str  # The first line of the task: of the last user message of the first request.
+    answer: str  # The first line of the last answer, without its reasoning.
 
 
 def preview_of(

@@ -14,17 +14,14 @@ from rollout_inspector.streams.trajectory import Ids, Message, Request, Step
 
 NOW = "strftime_now"
 """The template kwarg that sets the clock: an ISO date and time, which the sandbox's ``strftime_now`` tells."""
-DATE = "date_string"
-"""The kwarg of Llama's templates that holds the date as text."""
+DATE = "date_string"  # The kwarg of Llama's templates that holds the date as text.
 _CLOCKS = datetime(2026, 1, 1, 9, 0), datetime(1999, 12, 31, 23, 59, 58)
 """Two times whose texts differ from the first character that a format takes from the clock."""
 _DATE_FORMATS = ("%d %b %Y", "%Y-%m-%d", "%d %B %Y", "%B %d, %Y")
 _ASKED = re.compile(r"strftime_now\(\s*(?:format\s*=\s*)?(?:\"([^\"]+)\"|'([^']+)')")
-_NO_TIME = 100_000_000
-"""Seconds since 1970 that no call was made at: a server without a clock writes 0 or 1."""
+_NO_TIME = 100_000_000  # Seconds since 1970 that no call was made at: a server without a clock writes 0 or 1.
 MAX_DATE_CHARACTERS = 64
-CONTEXT_CHARACTERS = 24
-"""Text before a date by which it is found in a prompt that begins otherwise than the render."""
+CONTEXT_CHARACTERS = 24  # Text before a date by which it is found in a prompt that begins otherwise than the render.
 
 UNKNOWN_DATE = (
     "The chat template prints the date, and the record does not tell it: the prompt shows none where the template "

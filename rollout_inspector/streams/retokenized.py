@@ -7,20 +7,17 @@ from rollout_inspector.streams.canonical import Drift, canonical_check_batch
 from rollout_inspector.streams.interfaces import Codec
 from rollout_inspector.streams.trajectory import Ids, Row, Step
 
-MAX_TOKENS = 300_000
-"""The most tokens of a row that are encoded at once."""
+MAX_TOKENS = 300_000  # The most tokens of a row that are encoded at once.
 
 
 @dataclass(frozen=True, eq=False)
 class EncodedAgain:
     """The stretches of one stream that change when its text is encoded again."""
 
-    step: int | None
-    """The step whose completion it is; None = it is a row."""
+    step: int | None  # The step whose completion it is; None = it is a row.
     row: int | None
     ids: Ids
-    drifts: Sequence[Drift]
-    """Empty = the stream is canonical."""
+    drifts: Sequence[Drift]  # Empty = the stream is canonical.
 
 
 def rows_again(

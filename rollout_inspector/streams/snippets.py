@@ -8,8 +8,7 @@ from rollout_inspector.streams.prefix import common_length
 from rollout_inspector.streams.trajectory import Ids
 
 _JOINER = "\u200d"
-_TOKEN = re.compile(r"<[^<>\s]{1,40}>")
-"""The form of a control token."""
+_TOKEN = re.compile(r"<[^<>\s]{1,40}>")  # The form of a control token.
 
 
 def quoted(text: str, most: int = 60) -> str:

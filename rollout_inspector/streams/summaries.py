@@ -14,8 +14,7 @@ from functools import cached_property
 from rollout_inspector.streams.messages import read_message, same
 from rollout_inspector.streams.trajectory import Message
 
-LEAST = 24
-"""A shorter reply may stand in another message by chance, unless its step was asked for a summary."""
+LEAST = 24  # A shorter reply may stand in another message by chance, unless its step was asked for a summary.
 LEAST_ASKED = 6
 _ASKED = re.compile(r"summar|compact|condens|compress", re.IGNORECASE)
 _ENDS = 2000
@@ -27,12 +26,9 @@ _TAGGED = re.compile(r"<summary>(.*?)</summary>", re.DOTALL)
 class Told:
     """What a step's request added to that of its parent, and what the step replied."""
 
-    new: tuple[Message, ...]
-    """The messages behind those that it shares with the parent's request."""
-    reply: Message | None
-    """The assistant's message; None = not recorded."""
-    agent: str = ""
-    """The sub-agent that made the call, by the name that its harness gave; empty = none is named."""
+    new: tuple[Message, ...]  # The messages behind those that it shares with the parent's request.
+    reply: Message | None  # The assistant's message; None = not recorded.
+    agent: str = ""  # The sub-agent that made the call, by the name that its harness gave; empty = none is named.
 
     @cached_property
     def texts(self) -> list[tuple[str, str]]:

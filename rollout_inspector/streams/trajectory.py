@@ -25,16 +25,12 @@ JSON = Any
 class Origin(IntEnum):
     """Who wrote a token. The number is stored, one byte a token."""
 
-    PROMPT = 0
-    """The first prompt of a row: system text, task, everything before the first completion."""
-    SAMPLED = 1
-    """Drawn by the policy, verbatim."""
+    PROMPT = 0  # The first prompt of a row: system text, task, everything before the first completion.
+    SAMPLED = 1  # Drawn by the policy, verbatim.
     TEMPLATE = 2
     """Text that the chat template wrote between completions: role markers, separators, the generation prompt."""
-    OBSERVATION = 3
-    """Text of a tool or of the environment between completions."""
-    INSERTED = 4
-    """Added by a strategy alone: an appended EOS, a close that the model did not sample."""
+    OBSERVATION = 3  # Text of a tool or of the environment between completions.
+    INSERTED = 4  # Added by a strategy alone: an appended EOS, a close that the model did not sample.
 
     @property
     def slug(self) -> str:
@@ -70,42 +66,30 @@ That is a number of tokens, or for each token its id, its text or None. What agr
 class Request:
     """The request to the engine at a step, if the source kept it."""
 
-    messages: tuple[Message, ...]
-    """The whole conversation as it was sent (OpenAI style), not only the new messages."""
-    tools: tuple[Mapping[str, Any], ...] | None = None
-    """Function schemas; None = the request had no ``tools`` key."""
-    chat_template_kwargs: Mapping[str, JSON] = field(default_factory=dict)
-    """E.g. ``{"enable_thinking": false}``."""
+    messages: tuple[Message, ...]  # The whole conversation as it was sent (OpenAI style), not only the new messages.
+    tools: tuple[Mapping[str, Any], ...] | None = None  # Function schemas; None = the request had no ``tools`` key.
+    chat_template_kwargs: Mapping[str, JSON] = field(default_factory=dict)  # E.g. ``{"enable_thinking": false}``.
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
     """One engine call: prompt in, completion out."""
 
-    prompt_ids: Ids
-    """``[P]``, as the engine read them."""
-    completion_ids: Ids
-    """``[C]``, as sampled, stop token included."""
+    prompt_ids: Ids  # ``[P]``, as the engine read them.
+    completion_ids: Ids  # ``[C]``, as sampled, stop token included.
     logprobs: Floats | None = None
     """``[C]``, or None when the source has none. A wrong length is kept; the diagnosis reports it."""
-    logprobs_mode: str = ""
-    """``raw``, ``processed`` or empty = not recorded."""
-    finish_reason: str = ""
-    """In vLLM's words: ``stop``, ``length``, ``tool_calls``, ``abort``; empty = not recorded."""
-    stop_reason: str = ""
-    """The stop token or string that ended the completion, if recorded."""
+    logprobs_mode: str = ""  # ``raw``, ``processed`` or empty = not recorded.
+    finish_reason: str = ""  # In vLLM's words: ``stop``, ``length``, ``tool_calls``, ``abort``; empty = not recorded.
+    stop_reason: str = ""  # The stop token or string that ended the completion, if recorded.
     request: Request | None = None
-    reply: Message | None = None
-    """The assistant message that the server parsed from the completion."""
-    text: str | None = None
-    """The raw completion text as the server returned it, if recorded."""
-    chat_template_sha256: str = ""
-    """The template of this step; empty = the run's template."""
+    reply: Message | None = None  # The assistant message that the server parsed from the completion.
+    text: str | None = None  # The raw completion text as the server returned it, if recorded.
+    chat_template_sha256: str = ""  # The template of this step; empty = the run's template.
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
-    engine: str = ""
-    """E.g. ``vllm 0.32.0``."""
+    engine: str = ""  # E.g. ``vllm 0.32.0``.
     policy_version: str = ""
     entropy: Floats | None = None
     """``[C]``, in nats: of the whole distribution that ``logprobs`` are of; None = not recorded."""
@@ -132,10 +116,8 @@ class Link:
 
     parent: int | None
     """The earlier step whose stream shares the longest prefix with this prompt, the latest of several; None = first."""
-    shared_length: int
-    """Length of that prefix; 0 without a parent."""
-    parent_length: int
-    """Length of the parent's stream; 0 without a parent."""
+    shared_length: int  # Length of that prefix; 0 without a parent.
+    parent_length: int  # Length of the parent's stream; 0 without a parent.
 
     @property
     def extends(self) -> bool:
@@ -170,8 +152,7 @@ class Row:
 class Trajectory:
     """One episode: ordered steps and a reward. From a trainer's dump it may be rows alone."""
 
-    external_id: str
-    """The id in the source, unique within its run."""
+    external_id: str  # The id in the source, unique within its run.
     steps: tuple[Step, ...] = ()
     rows: tuple[Row, ...] = ()
     """Rows that the source holds. Empty = the rows follow from the steps (``rollout_inspector.streams.prefix``)."""
@@ -179,14 +160,10 @@ class Trajectory:
     reward_parts: Mapping[str, float] = field(default_factory=dict)
     stop_reason: str = ""
     """Why the trajectory ended: ``answered``, ``max_turns``, ``length``, ``cancelled``, ...; empty = not recorded."""
-    error: str = ""
-    """The first error of an episode that failed; empty = it did not."""
-    group: str = ""
-    """The same for all trajectories of one prompt; empty = not recorded."""
-    tokenizer: str = ""
-    """The tokenizer's name in the source."""
-    training_step: int | None = None
-    """The step of the trainer that it was sampled for, from 0; None = not recorded."""
+    error: str = ""  # The first error of an episode that failed; empty = it did not.
+    group: str = ""  # The same for all trajectories of one prompt; empty = not recorded.
+    tokenizer: str = ""  # The tokenizer's name in the source.
+    training_step: int | None = None  # The step of the trainer that it was sampled for, from 0; None = not recorded.
     extra: Mapping[str, JSON] = field(default_factory=dict)
 
     @property
@@ -213,10 +190,8 @@ class Tokens:
     loss_mask: Mask
     logprobs: Floats | None = None
     """NaN for a token that was not sampled, or beyond the end of the recorded values; None: nothing was recorded."""
-    step_index: np.ndarray | None = None
-    """int32; -1 when the step is not known."""
-    n_tokens: int = 0
-    """Tokens of the whole row."""
+    step_index: np.ndarray | None = None  # int32; -1 when the step is not known.
+    n_tokens: int = 0  # Tokens of the whole row.
     origin_known: bool = True
     """False: nobody recorded the origins, and ``origin`` is guessed from the loss mask, only for colours."""
     columns: dict[str, Floats] = field(default_factory=dict)

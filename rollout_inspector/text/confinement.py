@@ -18,10 +18,8 @@ import time
 from functools import cache
 
 LIBRARY = "libseccomp.so.2"
-_ALLOW, _REFUSE = 0x7FFF0000, 0x00050000
-"""Actions of libseccomp. The errno is added to the second."""
-_TSYNC, _OPTIMIZE = 4, 8
-"""Attributes of libseccomp: the filter holds for all threads; it is a tree, not a list."""
+_ALLOW, _REFUSE = 0x7FFF0000, 0x00050000  # Actions of libseccomp. The errno is added to the second.
+_TSYNC, _OPTIMIZE = 4, 8  # Attributes of libseccomp: the filter holds for all threads; it is a tree, not a list.
 _EQUAL, _MASKED_EQUAL = 4, 7
 _CLONE_THREAD = 0x00010000
 

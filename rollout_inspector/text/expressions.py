@@ -15,14 +15,10 @@ from rollout_inspector.text.chat_templates.sandbox.client import CPU_SECONDS, po
 from rollout_inspector.text.processes import Late, ProcessEnded
 
 MAX_CHARACTERS = 500
-MAX_PARTS = 20_000
-"""Parts of an expression whose counted repetitions are written out."""
-ANSWER_SECONDS = 30.0
-"""How long an overloaded machine may take for one answer."""
-MAX_MATCHES = 500
-"""Matches of one answer."""
-Match = tuple[int, int, int]
-"""Index of a text, and the characters ``[start, stop)`` of it."""
+MAX_PARTS = 20_000  # Parts of an expression whose counted repetitions are written out.
+ANSWER_SECONDS = 30.0  # How long an overloaded machine may take for one answer.
+MAX_MATCHES = 500  # Matches of one answer.
+Match = tuple[int, int, int]  # Index of a text, and the characters ``[start, stop)`` of it.
 
 _PART = re.compile(
     r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|(?P<open>\()|(?P<close>\))|\{(?P<least>\d*)(?P<comma>,?)(?P<most>\d*)\}|.",

@@ -5,8 +5,7 @@ from itertools import islice
 
 from rollout_inspector.streams.align import MAX_WORK, BoundedMatcher
 
-MAX_LINES = 5_000
-"""Lines of all diffs of one page."""
+MAX_LINES = 5_000  # Lines of all diffs of one page.
 ROUGH = "\\ The texts differ in too many places to compare each line, so longer stretches are shown as replaced."
 CUT = "\\ The rest is not shown: a page shows at most {:,} lines."
 
@@ -15,8 +14,7 @@ class LineDiffs:
     """The diffs of one page. They share the work and the lines, so that many are no way around the bounds."""
 
     def __init__(self, work: int = MAX_WORK) -> None:
-        self.work = work
-        """What is left of the work; below 0 the diffs are rough."""
+        self.work = work  # What is left of the work; below 0 the diffs are rough.
         self._n_lines = MAX_LINES
 
     def shown(self, before: str, after: str, names: tuple[str, str] | None = None, context: int = 3) -> list[str]:

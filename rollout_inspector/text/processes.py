@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-END_SECONDS = 30.0
-"""How long a process that has closed its pipe may take to end before it is killed."""
+END_SECONDS = 30.0  # How long a process that has closed its pipe may take to end before it is killed.
 
 
 class ProcessEnded(Exception):
@@ -28,8 +27,7 @@ class ProcessEnded(Exception):
 
     def __init__(self, title: str, status: int | None) -> None:
         super().__init__(f"{title} ended: {_how(status)}.")
-        self.status = status
-        """The exit status; None = the process had not ended in time."""
+        self.status = status  # The exit status; None = the process had not ended in time.
 
 
 def _how(status: int | None) -> str:
@@ -152,8 +150,7 @@ class LimitedProcess(ChildProcess):
     with frames, so it reads whenever this process writes. After :class:`Late` or :class:`ProcessEnded`, close it.
     """
 
-    MAX_FRAME = 1_000_000_000
-    """Bytes of the longest frame that is accepted from the process."""
+    MAX_FRAME = 1_000_000_000  # Bytes of the longest frame that is accepted from the process.
 
     def __init__(self, title: str, arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
         """``title``: the subject of sentences about it. ``arguments``: the program and its own arguments."""

@@ -15,10 +15,8 @@ from rollouts.sampling.environments.protocol import Task
 
 BUNDLE = Path(__file__).parent / "trajectories.jsonl"
 """In this project's own JSON Lines. The ids are those of the demo policy's tokenizer."""
-N_TASKS, TASKS_SEED = 60, 7
-"""The tasks of the calculator that its conversations begin with."""
-CLEAN = "clean"
-"""The name of the trajectory that has nothing wrong."""
+N_TASKS, TASKS_SEED = 60, 7  # The tasks of the calculator that its conversations begin with.
+CLEAN = "clean"  # The name of the trajectory that has nothing wrong.
 
 
 @dataclass(frozen=True)
@@ -26,12 +24,9 @@ class Example:
     """A trajectory of the gallery that is not called after a kind of finding."""
 
     title: str
-    meaning: str
-    """What happened."""
-    consequence: str
-    """What it does to training."""
-    kind: str = ""
-    """The kind of all its findings; empty = it has none."""
+    meaning: str  # What happened.
+    consequence: str  # What it does to training.
+    kind: str = ""  # The kind of all its findings; empty = it has none.
 
 
 EXAMPLES = {

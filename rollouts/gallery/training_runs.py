@@ -14,14 +14,10 @@ SHARED: dict[str, Any] = {"groups": 2, "group_size": 4, "repeated": 1, "rate": 2
 class TrainingRun:
     """A bundled run of training."""
 
-    name: str
-    """Of its file."""
-    title: str
-    """Of the run that it becomes."""
-    fault: dict[str, Any]
-    """The settings that differ from those of the clean run."""
-    cause: str
-    """What the gap is to be named; empty = nothing."""
+    name: str  # Of its file.
+    title: str  # Of the run that it becomes.
+    fault: dict[str, Any]  # The settings that differ from those of the clean run.
+    cause: str  # What the gap is to be named; empty = nothing.
 
     @property
     def path(self) -> Path:

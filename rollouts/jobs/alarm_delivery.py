@@ -30,15 +30,11 @@ from rollouts.store.runs.alarms import (
 
 log = logging.getLogger(__name__)
 
-CLOCK_SECONDS = 5.0
-"""How often a worker looks for alarms that are due."""
-ANSWER_SECONDS = 10.0
-"""The whole of one POST, from the name of the host to the status of the answer."""
-MAX_AT_ONCE = 20
-"""Alarms that one job delivers."""
+CLOCK_SECONDS = 5.0  # How often a worker looks for alarms that are due.
+ANSWER_SECONDS = 10.0  # The whole of one POST, from the name of the host to the status of the answer.
+MAX_AT_ONCE = 20  # Alarms that one job delivers.
 FIRST_RETRY_SECONDS = 30.0
-MAX_RETRY_SECONDS = 6 * 3600.0
-"""The pause doubles twice with each failure, up to this."""
+MAX_RETRY_SECONDS = 6 * 3600.0  # The pause doubles twice with each failure, up to this.
 
 
 def send_due() -> None:
@@ -154,5 +150,4 @@ async def _post(address: str, body: bytes, headers: dict[str, str]) -> str:
     return f"The webhook answered {status}."
 
 
-KIND = JobKind("deliver_alarms", "Deliver Alarms", do_job)
-"""The webhook of a project is told of the alarms of a run."""
+KIND = JobKind("deliver_alarms", "Deliver Alarms", do_job)  # The webhook of a project is told of the alarms of a run.

@@ -27,10 +27,8 @@ from rollouts.store.trajectories.groups import advantages_of_groups
 from rollouts.store.trajectories.trajectories import load_trajectories, trajectory_batches
 from rollouts.store.trajectories.trajectory_parts import findings_in_order, places_of
 
-ENGINE = next(name for name, spec in ENGINES.items() if spec.has_gradients)
-"""The engine whose model has gradients."""
-BATCH = 20
-"""Trajectories that are loaded at once."""
+ENGINE = next(name for name, spec in ENGINES.items() if spec.has_gradients)  # The engine whose model has gradients.
+BATCH = 20  # Trajectories that are loaded at once.
 
 
 def ask(

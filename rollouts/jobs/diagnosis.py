@@ -39,10 +39,8 @@ from rollouts.store.trajectories.trajectories import LAST, finished_trajectories
 
 log = logging.getLogger(__name__)
 
-BATCH = 20
-"""Trajectories that are held at once while a run is diagnosed."""
-BATCH_TOKENS = 300_000
-"""Tokens that these trajectories hold together, so that progress is written every few seconds."""
+BATCH = 20  # Trajectories that are held at once while a run is diagnosed.
+BATCH_TOKENS = 300_000  # Tokens that these trajectories hold together, so that progress is written every few seconds.
 
 
 def codec_of(run: models.Run) -> Codec | None:

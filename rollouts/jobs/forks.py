@@ -41,8 +41,7 @@ from rollouts.store.trajectories.trajectory_parts import (
 NO_ENVIRONMENT = "prompts"
 """The environment of what has none: its episode ends after one completion, and a task without an answer scores none."""
 MAX_SAMPLES = 512
-MAX_TEXT = 20_000
-"""Characters of another observation."""
+MAX_TEXT = 20_000  # Characters of another observation.
 NOTHING_READ = (
     "This finding changes no token that the policy reads, or it is not known what should stand there: there are no "
     "two sides to continue from."
@@ -74,14 +73,10 @@ class ForkSettings:
 
 class _Place(NamedTuple):
     row: RowSummary
-    before: Ids
-    """The ids of the row before the place."""
-    step: StepSummary | None
-    """The step that read or sampled the token of the place."""
-    turn_start: int
-    """Where the completion of that step begins in the row."""
-    parent: StepSummary | None
-    """The step before it in the row."""
+    before: Ids  # The ids of the row before the place.
+    step: StepSummary | None  # The step that read or sampled the token of the place.
+    turn_start: int  # Where the completion of that step begins in the row.
+    parent: StepSummary | None  # The step before it in the row.
 
 
 def fork(

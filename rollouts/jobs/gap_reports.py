@@ -25,8 +25,7 @@ from rollouts.store.text import storable_text, without_paths
 from rollouts.store.trajectories.findings import kinds_by_row
 from rollouts.store.trajectories.trajectories import trajectories_by_key
 
-BATCH_TOKENS = 1_000_000
-"""Stored tokens that are in memory at a time beside what is gathered."""
+BATCH_TOKENS = 1_000_000  # Stored tokens that are in memory at a time beside what is gathered.
 MAX_TOKENS = 20_000_000
 """Trained tokens that one report reads. Of a larger run every second, third, ... trajectory is read."""
 GROWTH = 1.5

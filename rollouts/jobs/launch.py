@@ -55,8 +55,7 @@ class ServedModel:
 
     name: str
     engine: str
-    path: str
-    """Folder with the weights and the tokenizer; for an engine that is a server, the tokenizer alone."""
+    path: str  # Folder with the weights and the tokenizer; for an engine that is a server, the tokenizer alone.
     options: dict[str, Any] = field(default_factory=dict)
     """Of the engine: ``max_live``, ``max_model_len``, ...; of a server also ``url`` and ``model``."""
 

@@ -35,14 +35,11 @@ from rollouts.store.trajectories.trajectory_parts import places_of
 
 log = logging.getLogger(__name__)
 
-VERSION = 1
-"""Raise it when a report becomes another: stored ones are then not shown."""
+VERSION = 1  # Raise it when a report becomes another: stored ones are then not shown.
 MAX_REPLAYED = 20_000
 """Trajectories of a run that is also counted under the rows of every strategy: a number is kept of each of them."""
-MAX_REASONS = 3
-"""Sentences of a strategy's refusals that are kept, the most frequent ones."""
-NOT_COUNTED = "not_decidable"
-"""The kind of finding that says that nothing was found out."""
+MAX_REASONS = 3  # Sentences of a strategy's refusals that are kept, the most frequent ones.
+NOT_COUNTED = "not_decidable"  # The kind of finding that says that nothing was found out.
 
 
 def run_key(run: Run) -> str:

@@ -28,17 +28,12 @@ from rollouts.store.text import storable_text, without_paths
 from rollouts.store.trajectories.replays import find_parser_audit, parser_audit_of, parser_audit_of_job
 from rollouts.store.trajectories.trajectories import load_trajectories
 
-VERSION = 1
-"""Raise it when a comparison says other things than before: stored ones are then stale."""
-MAX_CHARACTERS = 1_500_000
-"""Of a completion's text. A longer one is read by no parser."""
-KEPT_CHARACTERS = 2_000
-"""Of each text of a stored reading."""
+VERSION = 1  # Raise it when a comparison says other things than before: stored ones are then stale.
+MAX_CHARACTERS = 1_500_000  # Of a completion's text. A longer one is read by no parser.
+KEPT_CHARACTERS = 2_000  # Of each text of a stored reading.
 KEPT_CALLS = 50
-MAX_NESTED = 300
-"""Opening brackets in the arguments of a call, up to which they are read as JSON."""
-TEMPLATE = "the chat template's form"
-"""The name of the reader that the chat template teaches."""
+MAX_NESTED = 300  # Opening brackets in the arguments of a call, up to which they are read as JSON.
+TEMPLATE = "the chat template's form"  # The name of the reader that the chat template teaches.
 
 
 def key_of(trajectory: StoredTrajectory) -> str:

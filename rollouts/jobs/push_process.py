@@ -30,18 +30,12 @@ from rollouts.store.runs.runs import find_run
 
 log = logging.getLogger(__name__)
 
-NICE = 10
-"""Pages go first, because people wait for them."""
-MEMORY_BYTES = 2 << 30
-"""Private memory of the process. The limits of a push keep every known body below it."""
-KEPT_BYTES = 300 << 20
-"""A process that has grown by more ends after its answer. The next push starts another."""
-WAIT_SECONDS = 30.0
-"""How long a push waits for the one before it."""
-ANSWER_SECONDS = 240.0
-"""How long a push may take by the clock, with all waits for the database."""
-IDLE_SECONDS = 300.0
-"""The process ends when nothing was pushed for so long."""
+NICE = 10  # Pages go first, because people wait for them.
+MEMORY_BYTES = 2 << 30  # Private memory of the process. The limits of a push keep every known body below it.
+KEPT_BYTES = 300 << 20  # A process that has grown by more ends after its answer. The next push starts another.
+WAIT_SECONDS = 30.0  # How long a push waits for the one before it.
+ANSWER_SECONDS = 240.0  # How long a push may take by the clock, with all waits for the database.
+IDLE_SECONDS = 300.0  # The process ends when nothing was pushed for so long.
 CLOSE_SECONDS = 2.0
 PREPARE = f"import os; os.nice({NICE}); import django; django.setup(); "
 """Statements at the start of the process. Models can be imported only after ``setup``."""
@@ -51,15 +45,11 @@ PREPARE = f"import os; os.nice({NICE}); import django; django.setup(); "
 class PushedBody:
     """A body that was received, and where it goes."""
 
-    run: str
-    """Code of the run."""
-    path: str
-    """The file that holds the body."""
-    format: str
-    """Name of the format, or ``auto``."""
+    run: str  # Code of the run.
+    path: str  # The file that holds the body.
+    format: str  # Name of the format, or ``auto``.
     prefix: str
-    training_step: int | None = None
-    """Of all that is pushed; None = each record tells its own, or none."""
+    training_step: int | None = None  # Of all that is pushed; None = each record tells its own, or none.
 
 
 PushAnswer = tuple[int, dict[str, Any]]

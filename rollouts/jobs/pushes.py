@@ -17,11 +17,9 @@ from rollouts.store.runs.rejections import add_rejections
 from rollouts.store.trajectories.pushed_trajectories import add_new_trajectories, differing, named_by_content, note_push
 
 BATCH_TRAJECTORIES = 50
-BATCH_TOKENS = 1_000_000
-"""A batch is one transaction. It ends when the first of the two limits is reached."""
+BATCH_TOKENS = 1_000_000  # A batch is one transaction. It ends when the first of the two limits is reached.
 MAX_NAME = 200
-MAX_LISTED = 1000
-"""Rejected lines that an answer lists. All rejected lines are counted."""
+MAX_LISTED = 1000  # Rejected lines that an answer lists. All rejected lines are counted.
 
 
 @dataclass

@@ -45,19 +45,14 @@ from rollouts.store.runs.runs import run_of_job
 from rollouts.store.text import without_paths
 from rollouts.store.trajectories.trajectories import finished_trajectories, next_trajectories
 
-BATCH = 20
-"""Trajectories that are loaded and stored at once."""
-BATCH_TOKENS = 200_000
-"""New tokens of a batch."""
+BATCH = 20  # Trajectories that are loaded and stored at once.
+BATCH_TOKENS = 200_000  # New tokens of a batch.
 CALL_TOKENS = 16_384
 """Tokens that the engine is asked for at once. Requests of a run wait so long, and so does the heartbeat."""
-WAIT_SECONDS = 0.5
-"""How often the job looks whether it is to stop while the engine scores."""
-MAX_NOTES = 20
-"""Trajectories that the notes of a job name."""
+WAIT_SECONDS = 0.5  # How often the job looks whether it is to stop while the engine scores.
+MAX_NOTES = 20  # Trajectories that the notes of a job name.
 
-EngineOf = Callable[[ServedModel, str], EngineOwner]
-"""(model, engine) -> the owner of the engine in this worker."""
+EngineOf = Callable[[ServedModel, str], EngineOwner]  # (model, engine) -> the owner of the engine in this worker.
 Result = TypeVar("Result")
 
 
@@ -171,14 +166,11 @@ def fail(job: Job, sentence: str, remedy: str) -> None:
 class Vocabulary:
     """What tells whether the ids of a run are other tokens for a model."""
 
-    size: int
-    """Of the model."""
-    differs: Mask
-    """Of each id, whether it is another token in the model's vocabulary than in the run's."""
+    size: int  # Of the model.
+    differs: Mask  # Of each id, whether it is another token in the model's vocabulary than in the run's.
     names: tuple[LoadedTokenizer, LoadedTokenizer] | None
     """The tokenizers of the run and of the model, where both are known."""
-    notes: list[str]
-    """What could not be compared."""
+    notes: list[str]  # What could not be compared.
 
     @classmethod
     def of(cls, run: Run, model: ServedModel, size: int) -> Vocabulary:

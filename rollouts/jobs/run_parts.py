@@ -6,10 +6,8 @@ from rollouts.store.jobs.jobs import Beat
 from rollouts.store.models import Job, Run
 from rollouts.store.trajectories.trajectories import LAST, finished_trajectories, last_index
 
-PART_TOKENS = 1_000_000
-"""New tokens of a part. Runs of less than two such parts are gone through by one worker."""
-PART_TRAJECTORIES = 2_000
-"""Trajectories of a part that hold few tokens."""
+PART_TOKENS = 1_000_000  # New tokens of a part. Runs of less than two such parts are gone through by one worker.
+PART_TRAJECTORIES = 2_000  # Trajectories of a part that hold few tokens.
 MAX_PARTS = 256
 
 

@@ -33,10 +33,8 @@ from rollouts.store.models import (
 )
 from rollouts.store.people.projects import project_or_default
 
-WAIT_SECONDS = 0.5
-"""How often it is asked whether another worker has answered a check."""
-MAX_OLDER = 5
-"""How many answers of earlier versions of the checks are kept in short."""
+WAIT_SECONDS = 0.5  # How often it is asked whether another worker has answered a check.
+MAX_OLDER = 5  # How many answers of earlier versions of the checks are kept in short.
 
 
 def code_of(
@@ -115,8 +113,7 @@ def wants_repair(check: TemplateCheck) -> bool:
     return check.is_answered and not searching and check.report is not None and detail in (None, "", NOT_FINISHED)
 
 
-WHICH = ("repair", "wider", "widest")
-"""The names of the repairs of a report in addresses, the smallest repair first."""
+WHICH = ("repair", "wider", "widest")  # The names of the repairs of a report in addresses, the smallest repair first.
 
 
 def repairs_of(report: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:

@@ -10,8 +10,7 @@ from rollouts.sampling.engines.engine_owner import EngineOwner
 from rollouts.sampling.engines.engine_process import EngineProcess
 from rollouts.sampling.engines.engine_thread import EngineThread
 
-MAX_LIVE = 64
-"""Completions that an engine of a worker samples at once, where the model's options name no ``max_live``."""
+MAX_LIVE = 64  # Completions that an engine of a worker samples at once, where the model's options name no ``max_live``.
 RESERVE = 1 / 4
 """Share of trajectories under way beyond ``max_live``: while their environments answer, the engine's batch is full."""
 

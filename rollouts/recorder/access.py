@@ -9,8 +9,7 @@ from aiohttp import web
 TOKEN_HEADER = "X-Recorder-Token"
 TOKEN_PATH = "/token/"
 """`/token/TOKEN/v1/...` is `/v1/...` with that token, for a harness that can change only its base URL."""
-MIN_TOKEN = 16
-"""Characters. A shorter token could be guessed."""
+MIN_TOKEN = 16  # Characters. A shorter token could be guessed.
 
 
 def is_loopback(host: str) -> bool:

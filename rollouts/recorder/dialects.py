@@ -14,17 +14,13 @@ class Dialect:
     """How an address speaks."""
 
     title: str
-    ids_field: str = ""
-    """The field of a request that asks for token ids; empty = they come unasked, or not at all."""
-    ids: tuple[str, ...] = ()
-    """The fields of an answer or a choice that only this brings."""
+    ids_field: str = ""  # The field of a request that asks for token ids; empty = they come unasked, or not at all.
+    ids: tuple[str, ...] = ()  # The fields of an answer or a choice that only this brings.
     logprobs: str = "logprobs"
     """The field that asks for log-probabilities of sampled tokens; empty = the recorder does not ask."""
     logprobs_value: bytes = b"true"
-    settings: str = ""
-    """The object of a request that holds that field; empty = the request itself."""
-    has_ids: bool = True
-    """Some server tells the ids of a call."""
+    settings: str = ""  # The object of a request that holds that field; empty = the request itself.
+    has_ids: bool = True  # Some server tells the ids of a call.
     join: Callable[[Sequence[Any], bool], Any] = join_stream
     """Adds up the events of a stream; the second argument says that it broke off."""
     calls: Callable[[dict[str, Any], Any], Calls] | None = None

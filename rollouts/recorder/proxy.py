@@ -29,16 +29,13 @@ log = logging.getLogger(__name__)
 SESSION_PATH = "/session/"
 """`/session/NAME/v1/...` is `/v1/...` of that session, for a harness that can change only its base URL."""
 RECORDER_PATH = "/recorder"
-MAX_HEADER_BYTES = 1 << 17
-"""The longest header: harnesses describe their turn in one."""
+MAX_HEADER_BYTES = 1 << 17  # The longest header: harnesses describe their turn in one.
 PASSED_BELOW = ("/v1/", "/inference/v1/")
 PASSED = ("/generate", "/health", "/version", "/tokenize", "/detokenize")
 """The addresses that the server may be asked: all below the first ones, and the others exactly."""
 MAX_BODY_BYTES = 256 << 20
-BODY_SECONDS = 120.0
-"""How long a client may take to send the body of a call: its room is taken from others meanwhile."""
-IDLE_SECONDS = 120
-"""How long a connection may be without a whole head of a request."""
+BODY_SECONDS = 120.0  # How long a client may take to send the body of a call: its room is taken from others meanwhile.
+IDLE_SECONDS = 120  # How long a connection may be without a whole head of a request.
 NOT_PASSED = frozenset(
     ("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding",
      "upgrade", "host", "content-length", "proxy-connection", "expect", access.TOKEN_HEADER.lower())

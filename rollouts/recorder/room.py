@@ -2,10 +2,8 @@
 
 import asyncio
 
-MAX_CALLS = 4096
-"""Above this number, requests wait for the database."""
-MAX_BYTES = 1 << 30
-"""Of requests and answers. One call alone may be larger; answers that have begun go on beyond it."""
+MAX_CALLS = 4096  # Above this number, requests wait for the database.
+MAX_BYTES = 1 << 30  # Of requests and answers. One call alone may be larger; answers that have begun go on beyond it.
 
 
 class Room:

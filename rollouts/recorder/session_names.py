@@ -10,10 +10,8 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-MAX_REMEMBERED = 10_000
-"""Sessions whose parent is remembered. Those without a call for longest are forgotten first."""
-KEY = "session:"
-"""An API key ``session:NAME`` names a session; ``session:NAME:KEY`` also has the server's own key."""
+MAX_REMEMBERED = 10_000  # Sessions whose parent is remembered. Those without a call for longest are forgotten first.
+KEY = "session:"  # An API key ``session:NAME`` names a session; ``session:NAME:KEY`` also has the server's own key.
 MAX_NAME = 200
 
 
@@ -22,12 +20,9 @@ class Harness:
     """Which headers name a session."""
 
     name: str
-    session: tuple[str, ...]
-    """The headers of the session; the first that is there decides."""
-    agent: str = ""
-    """The header of the sub-agent in that session."""
-    parent: str = ""
-    """The header of the session that began this one: this one is then a sub-agent of it."""
+    session: tuple[str, ...]  # The headers of the session; the first that is there decides.
+    agent: str = ""  # The header of the sub-agent in that session.
+    parent: str = ""  # The header of the session that began this one: this one is then a sub-agent of it.
     metadata: str = ""
     """A header that holds a JSON object with ``session_id`` and, of a sub-agent, ``agent_name`` or ``thread_id``."""
 
@@ -43,10 +38,8 @@ HARNESSES = (
 class Caller:
     """Who calls."""
 
-    session: str = ""
-    """The trajectory of the call; empty = the conversation decides."""
-    agent: str = ""
-    """The sub-agent in it; empty = none is named."""
+    session: str = ""  # The trajectory of the call; empty = the conversation decides.
+    agent: str = ""  # The sub-agent in it; empty = none is named.
 
 
 def tidy_name(name: str) -> str:

@@ -10,8 +10,7 @@ from rollout_inspector.streams.trajectory import Message, Step
 
 MAX_REMEMBERED = 10_000
 """How many conversations a call may still continue. The ones without a call for longest are forgotten first."""
-MAX_STREAMS = 256
-"""The same for conversations without messages, which are compared id by id."""
+MAX_STREAMS = 256  # The same for conversations without messages, which are compared id by id.
 
 
 class Conversations:
@@ -27,8 +26,7 @@ class Conversations:
         """Hash of the last request's messages -> names and last replies."""
         self._answers: OrderedDict[str, str] = OrderedDict()
         """Id of an answer -> name, for requests that name the answer they go on from."""
-        self._streams: list[tuple[str, Step]] = []
-        """Names and last steps of conversations without messages."""
+        self._streams: list[tuple[str, Step]] = []  # Names and last steps of conversations without messages.
 
     def name(self, step: Step, fresh: str) -> str:
         """The trajectory of a call; ``fresh`` when the call begins one."""

@@ -32,8 +32,7 @@ class AmendedRequest:
 
     body: bytes
     dialect: Dialect
-    added_ids: bool
-    """The client did not ask for token ids, so they are removed from its answer."""
+    added_ids: bool  # The client did not ask for token ids, so they are removed from its answer.
     added_logprobs: bool
 
 

@@ -41,8 +41,7 @@ FIRST_WAIT_SECONDS = 0.2
 MAX_WAIT_SECONDS = 5.0
 AT_END_SECONDS = 60.0
 """How long the recorder, at its end, tries a database that does not answer. Then the calls go to a file."""
-MAX_MISSED = 50
-"""Addresses whose calls are counted each by itself; the others are counted together."""
+MAX_MISSED = 50  # Addresses whose calls are counted each by itself; the others are counted together.
 SOURCE = "recorder"
 
 
@@ -50,21 +49,15 @@ SOURCE = "recorder"
 class Call:
     """One call as it goes over the wire. It grows while the answer passes."""
 
-    session: str
-    """The trajectory that the client named; empty = the conversation decides."""
+    session: str  # The trajectory that the client named; empty = the conversation decides.
     request: bytes
     dialect: Dialect
-    agent: str = ""
-    """The sub-agent that called; empty = none is named."""
-    answer: bytes | list[bytes] = b""
-    """A body, or the payloads of a stream's events."""
-    broken_off: bool = False
-    """The stream ended without the server's end mark."""
+    agent: str = ""  # The sub-agent that called; empty = none is named.
+    answer: bytes | list[bytes] = b""  # A body, or the payloads of a stream's events.
+    broken_off: bool = False  # The stream ended without the server's end mark.
     created_at: str = field(default_factory=lambda: timezone.now().isoformat())
-    problem: str = ""
-    """Why the answer cannot be read, when that is already known."""
-    size: int = 0
-    """Bytes of the answer so far."""
+    problem: str = ""  # Why the answer cannot be read, when that is already known.
+    size: int = 0  # Bytes of the answer so far.
 
     @property
     def n_bytes(self) -> int:
@@ -93,17 +86,14 @@ class Writer:
     ) -> None:
         self.run, self.upstream, self.engine, self.idle_s = run, upstream, engine, idle_s
         self.counts: Counter[str] = Counter()
-        self.not_recorded: Counter[str] = Counter()
-        """Address -> calls that passed and are not recorded."""
-        self._by_nature: Counter[str] = Counter()
-        """Title of a dialect in which no server tells ids -> its calls."""
+        self.not_recorded: Counter[str] = Counter()  # Address -> calls that passed and are not recorded.
+        self._by_nature: Counter[str] = Counter()  # Title of a dialect in which no server tells ids -> its calls.
         self.cancelled = threading.Event()
         self.rescue_file = folder / f"{run.code}.calls.jsonl"
         self._stored = stored
         self._queue: SimpleQueue[Call | TrajectoryEnd] = SimpleQueue()
         self._conversations = Conversations()
-        self._open: dict[str, float] = {}
-        """The trajectories under way, with the time of their last call."""
+        self._open: dict[str, float] = {}  # The trajectories under way, with the time of their last call.
         self._ends: dict[str, TrajectoryEnd] = {}
         self._closing = threading.Event()
         self._give_up_at = float("inf")

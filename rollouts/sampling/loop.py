@@ -29,24 +29,20 @@ from rollouts.sampling.environments.environment_threads import Answers
 
 log = logging.getLogger(__name__)
 
-POLL_SECONDS = 0.05
-"""How often the loop checks whether it should stop."""
+POLL_SECONDS = 0.05  # How often the loop checks whether it should stop.
 
 
 @dataclass(frozen=True, eq=False)
 class ForkStart:
     """Where a trajectory begins that continues another one. The engine reads the ids as they are."""
 
-    prompt_ids: Ids
-    """``[P]``: everything before the first token that is sampled."""
-    prompt_length: int
-    """How many of these are prompt. The others begin the assistant's own turn."""
+    prompt_ids: Ids  # ``[P]``: everything before the first token that is sampled.
+    prompt_length: int  # How many of these are prompt. The others begin the assistant's own turn.
     messages: tuple[Message, ...]
     """The conversation so far, without the turn that is continued. It begins with the messages of the task."""
     replies: Mapping[int, Message] = field(default_factory=dict)
     """Place in ``messages`` -> the reply that the environment answered, where another one may stand there."""
-    goes_on: bool = False
-    """Go on with the recorded messages where the environment answers otherwise."""
+    goes_on: bool = False  # Go on with the recorded messages where the environment answers otherwise.
     reply: Message | None = None
     """The message of a turn that is whole: ``observed`` follows it. None = there is no such turn."""
     observed: tuple[Message, ...] = ()
@@ -71,25 +67,19 @@ class AnswersDiffer(Exception):
 class RolloutJob:
     """A trajectory to make, or to continue."""
 
-    key: Any
-    """The caller's name for the trajectory."""
+    key: Any  # The caller's name for the trajectory.
     task: Task
     seed: int | None = None
-    steps: tuple[Step, ...] = ()
-    """Steps that an earlier attempt has stored. They are taken over, not sampled again."""
-    start: ForkStart | None = None
-    """Where it begins, if it continues another trajectory; None = with its task."""
+    steps: tuple[Step, ...] = ()  # Steps that an earlier attempt has stored. They are taken over, not sampled again.
+    start: ForkStart | None = None  # Where it begins, if it continues another trajectory; None = with its task.
 
 
 @dataclass(frozen=True)
 class RolloutLimits:
-    sampling: Sampling
-    """Its ``seed`` is ignored: the seed of each step follows from the job's seed."""
+    sampling: Sampling  # Its ``seed`` is ignored: the seed of each step follows from the job's seed.
     max_turns: int = 8
-    environment_seconds: float = 30.0
-    """How long the environment may take to answer one turn."""
-    max_live: int = 64
-    """Trajectories under way at once."""
+    environment_seconds: float = 30.0  # How long the environment may take to answer one turn.
+    max_live: int = 64  # Trajectories under way at once.
 
 
 @dataclass(frozen=True)
@@ -101,8 +91,7 @@ class Callbacks:
     on_steps: Callable[[Sequence[tuple[RolloutJob, int, Step]]], None]
     """Takes steps as soon as they are sampled: (job, step index, step)."""
     on_done: Callable[[Sequence[TrajectoryEnd]], None]
-    should_stop: Callable[[], bool]
-    """Called at least every ``POLL_SECONDS``."""
+    should_stop: Callable[[], bool]  # Called at least every ``POLL_SECONDS``.
 
 
 @dataclass(eq=False)
@@ -114,11 +103,9 @@ class _Live:
     prompt_ids: Ids
     n_steps: int = 0
     n_calls: int = 0
-    n_before: int = 0
-    """Turns of the trajectory that it continues."""
+    n_before: int = 0  # Turns of the trajectory that it continues.
     request_id: str = ""
-    deadline: float = 0.0
-    """When the environment must have answered; 0 = no answer is due."""
+    deadline: float = 0.0  # When the environment must have answered; 0 = no answer is due.
 
 
 def step_seed(seed: int | None, index: int) -> int | None:

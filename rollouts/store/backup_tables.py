@@ -15,23 +15,18 @@ from rollouts.store.bulk import insert_values
 from rollouts.store.fields import ArrayField
 
 MAX_BATCH_ROWS = 500
-MAX_BATCH_BYTES = 8 << 20
-"""Of a batch: it is what restoring holds in memory at once."""
-MAX_PART_BYTES = 128 << 20
-"""Of a file. A larger table has several."""
+MAX_BATCH_BYTES = 8 << 20  # Of a batch: it is what restoring holds in memory at once.
+MAX_PART_BYTES = 128 << 20  # Of a file. A larger table has several.
 
 
 @dataclass(frozen=True)
 class Column:
     """How the values of a field are written."""
 
-    name: str
-    """The field's attribute, such as ``run_id``."""
+    name: str  # The field's attribute, such as ``run_id``.
     type: pa.DataType
-    write: Callable[[Any], Any]
-    """From what the field reads to what Arrow takes. None stays None."""
-    read: Callable[[Any], Any]
-    """The reverse: to what the field takes."""
+    write: Callable[[Any], Any]  # From what the field reads to what Arrow takes. None stays None.
+    read: Callable[[Any], Any]  # The reverse: to what the field takes.
 
 
 def columns_of(model: type[models.Model]) -> list[Column]:

@@ -11,8 +11,7 @@ from django.db.models.base import ModelState
 from rollouts.store.fields import ArrayField
 
 M = TypeVar("M", bound=models.Model)
-WHOLE_FROM = 8
-"""Rows from which on PostgreSQL gets them by one statement: COPY takes a round trip more."""
+WHOLE_FROM = 8  # Rows from which on PostgreSQL gets them by one statement: COPY takes a round trip more.
 
 
 def reserve_keys(model: type[models.Model], n: int) -> Iterator[int]:

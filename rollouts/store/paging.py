@@ -20,8 +20,7 @@ class CursorPart(Generic[T]):
     """Part of a list."""
 
     items: list[T]
-    next: str
-    """The cursor of the next part; empty on the last part."""
+    next: str  # The cursor of the next part; empty on the last part.
 
 
 def cursor_of(name: str, *values: Any) -> str:

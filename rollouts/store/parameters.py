@@ -10,8 +10,7 @@ from rollout_inspector.diagnose.finding import Severity
 from rollout_inspector.diagnose.kinds import KINDS
 from rollouts.store.models import WorkStatus
 
-MAX_TEXT = 200
-"""Characters of a text of an address."""
+MAX_TEXT = 200  # Characters of a text of an address.
 
 
 def storable(text: str) -> str:
@@ -38,8 +37,7 @@ def listed(names: Sequence[str]) -> WithJsonSchema:
     return WithJsonSchema({"type": "string", "enum": ["", *names]})
 
 
-Text = Annotated[str, Field(max_length=MAX_TEXT), AfterValidator(storable)]
-"""A text of a parameter, without U+0000."""
+Text = Annotated[str, Field(max_length=MAX_TEXT), AfterValidator(storable)]  # A text of a parameter, without U+0000.
 Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
 SEVERITIES = tuple(severity.value for severity in Severity)
 STATUSES = tuple(WorkStatus.values)

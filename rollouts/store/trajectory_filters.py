@@ -15,14 +15,10 @@ from rollouts.store.trajectories.seen import seen_in_run
 class FilterInput(NamedTuple):
     """How the search box of a list names a filter, and the column that it compares."""
 
-    word: str
-    """What stands before the sign, as in ``reward>0.5``; the bounds of one column share it."""
-    example: str
-    """What one may type."""
-    column: str = ""
-    """The condition on a column that it is alone; empty = ``filter_trajectories`` says what it does."""
-    is_personal: bool = False
-    """About what members say and do, which a visitor does not see."""
+    word: str  # What stands before the sign, as in ``reward>0.5``; the bounds of one column share it.
+    example: str  # What one may type.
+    column: str = ""  # The condition on a column that it is alone; empty = ``filter_trajectories`` says what it does.
+    is_personal: bool = False  # About what members say and do, which a visitor does not see.
 
     @property
     def sign(self) -> str:

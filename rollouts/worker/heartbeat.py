@@ -15,8 +15,7 @@ from django.db import connection
 
 log = logging.getLogger(__name__)
 
-CANCEL_SECONDS = 0.25
-"""How often the cancel flag is read."""
+CANCEL_SECONDS = 0.25  # How often the cancel flag is read.
 
 
 class Heartbeat:
@@ -69,8 +68,7 @@ def queues_of(worker: Any) -> list[str]:
     return [name for name in names if name != worker_direct(worker.hostname).name]
 
 
-FORK_WAIT_SECONDS = 60.0
-"""How long a fork waits at most for the threads of :func:`repeat`."""
+FORK_WAIT_SECONDS = 60.0  # How long a fork waits at most for the threads of :func:`repeat`.
 
 
 class _Rest:

@@ -48,12 +48,9 @@ from rollouts.worker.heartbeat import Heartbeat, queues_of, repeat
 
 log = logging.getLogger(__name__)
 
-SWEEP_SECONDS = 600.0
-"""How often a worker removes files that nobody needs any more."""
-ADOPT_SECONDS = 5.0
-"""How often a worker looks for jobs that have lost their worker."""
-HEARTBEAT_SECONDS = 5.0
-"""How often a worker renews the heartbeat of its job."""
+SWEEP_SECONDS = 600.0  # How often a worker removes files that nobody needs any more.
+ADOPT_SECONDS = 5.0  # How often a worker looks for jobs that have lost their worker.
+HEARTBEAT_SECONDS = 5.0  # How often a worker renews the heartbeat of its job.
 MAX_ATTEMPTS = 5
 """A job may kill its workers. After so many lost workers, or so many outages, it fails; so does a shard that breaks off
 so often."""

@@ -47,13 +47,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LEASE_SECONDS = 20.0
-"""A lease that was not renewed for so long has run out: another worker may take the trajectory."""
-BEAT_SECONDS = 3.0
-"""How often the heartbeat is written and the leases are renewed."""
+LEASE_SECONDS = 20.0  # A lease that was not renewed for so long has run out: another worker may take the trajectory.
+BEAT_SECONDS = 3.0  # How often the heartbeat is written and the leases are renewed.
 
-_working: set[int] = set()
-"""Keys of the runs that this worker works on."""
+_working: set[int] = set()  # Keys of the runs that this worker works on.
 _left: set[int] = set()
 """Keys of the runs that this worker could not continue, for example because its engine was lost."""
 _at_lock = threading.Lock()
@@ -286,8 +283,7 @@ def close_engines() -> None:
 
 
 ADOPT_SECONDS = 5.0
-_registered: set[str] = set()
-"""The models whose tokenizers this worker has registered."""
+_registered: set[str] = set()  # The models whose tokenizers this worker has registered.
 
 
 @signals.worker_ready.connect

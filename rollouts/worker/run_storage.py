@@ -20,10 +20,8 @@ from rollouts.store.trajectories.trajectories import load_trajectory, trajectori
 class StorageBatch:
     """What is stored in one go. A batch that was stored already changes nothing."""
 
-    run: int
-    """Primary key of the run."""
-    steps: Sequence[tuple[int, int, Step]]
-    """(trajectory key, step index, step)."""
+    run: int  # Primary key of the run.
+    steps: Sequence[tuple[int, int, Step]]  # (trajectory key, step index, step).
     ends: Sequence[TrajectoryEnd]
 
 

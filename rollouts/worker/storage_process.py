@@ -25,10 +25,8 @@ from rollouts.worker.run_storage import RunStorage, StorageBatch
 log = logging.getLogger(__name__)
 
 CLOSE_SECONDS = 10.0
-NICE = 5
-"""On a busy machine the engine and the loop go first, because nobody waits for the storing."""
-DEATH_PAUSES = (0.5, 1.0, 2.0, 4.0)
-"""Seconds before a lost process is replaced once more at the same batch."""
+NICE = 5  # On a busy machine the engine and the loop go first, because nobody waits for the storing.
+DEATH_PAUSES = (0.5, 1.0, 2.0, 4.0)  # Seconds before a lost process is replaced once more at the same batch.
 PREPARE = f"import os; os.nice({NICE}); import django; django.setup(); "
 """Statements at the start of the process. Models can be imported only after ``setup``."""
 

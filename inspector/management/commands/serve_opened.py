@@ -17,8 +17,7 @@ from rollouts.store.jobs.job_queue import take_next_job
 from rollouts.store.runs.opened import opened_run
 from rollouts.worker.jobs import work_on
 
-JOB_SECONDS = 0.5
-"""Pause before the next waiting job is looked for."""
+JOB_SECONDS = 0.5  # Pause before the next waiting job is looked for.
 
 
 class Command(serve.Command):

@@ -34,8 +34,7 @@ from rollouts.store.runs.imports import has_partial_file
 from rollouts.store.runs.runs import choose_tokenizer
 from rollouts.store.trajectory_filters import filter_trajectories
 
-MAX_TOKENS_IN_REQUEST = 500_000
-"""The most tokens of a run that a request exports. A worker exports a larger run."""
+MAX_TOKENS_IN_REQUEST = 500_000  # The most tokens of a run that a request exports. A worker exports a larger run.
 MAX_TRAJECTORIES = 2_000
 IN_MEMORY = 8 << 20
 MAX_EXPORTS = 4

@@ -29,8 +29,7 @@ from rollouts.store.people.access import Access
 from rollouts.store.runs.runs import find_run
 
 MAX_PROBLEMS = 10
-MAX_TEMPLATES = 200
-"""The newest chat templates are offered; the address can name any other."""
+MAX_TEMPLATES = 200  # The newest chat templates are offered; the address can name any other.
 TEMPLATES = ("chat_template", "rows_chat_template")
 
 

@@ -16,20 +16,13 @@ from rollouts.store.trajectories.findings import find_finding_of_run
 class TemplateRefusal:
     """What the page of a refused run says."""
 
-    kind: str
-    """Of the finding."""
-    evidence: str
-    """The finding in words."""
-    of_rows: bool
-    """The template of the rows was refused, not that of the prompts."""
-    check_url: str
-    """The check of that template; empty while nobody has asked for it."""
-    ask_url: str
-    """The form that asks for the check."""
-    repair: str
-    """`found`, `searching`, `none`, or empty when nobody looks for a repair."""
-    again_url: str
-    """The launch form with the repaired template; empty while there is none."""
+    kind: str  # Of the finding.
+    evidence: str  # The finding in words.
+    of_rows: bool  # The template of the rows was refused, not that of the prompts.
+    check_url: str  # The check of that template; empty while nobody has asked for it.
+    ask_url: str  # The form that asks for the check.
+    repair: str  # `found`, `searching`, `none`, or empty when nobody looks for a repair.
+    again_url: str  # The launch form with the repaired template; empty while there is none.
 
 
 def refusal(run: Run) -> TemplateRefusal | None:

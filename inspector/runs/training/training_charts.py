@@ -9,12 +9,9 @@ from inspector.html.inspector_tags import decimal, finding_title
 from rollout_inspector.streams.figures import share
 from rollouts.store.runs.training_steps import NOT_DECIDABLE, FiguresLine
 
-MAX_KINDS = 6
-"""Kinds of findings that are drawn, those of most trajectories."""
-MAX_TABLE_ROWS = 20
-"""Training steps that the table of a chart shows, evenly spaced."""
-MIN_CHANGED = 8
-"""Values of a figure of which a sentence says where they change."""
+MAX_KINDS = 6  # Kinds of findings that are drawn, those of most trajectories.
+MAX_TABLE_ROWS = 20  # Training steps that the table of a chart shows, evenly spaced.
+MIN_CHANGED = 8  # Values of a figure of which a sentence says where they change.
 PARTED_SHARE = 0.6
 """Of the variance: what two means instead of one must explain. Of a straight slope they explain three quarters."""
 KINDS_TEXT = "Share of the trajectories of a step with a finding of the kind."

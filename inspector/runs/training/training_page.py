@@ -31,10 +31,8 @@ from rollouts.store.runs.training_steps import (
     without_training_step,
 )
 
-MAX_ROWS = 50
-"""Training steps that the table shows."""
-MAX_OTHERS = 30
-"""Other runs of the project that the page offers to draw on the same axes, the newest."""
+MAX_ROWS = 50  # Training steps that the table shows.
+MAX_OTHERS = 30  # Other runs of the project that the page offers to draw on the same axes, the newest.
 
 
 @dataclass(frozen=True)

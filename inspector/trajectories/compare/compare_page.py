@@ -55,18 +55,14 @@ class ComparedPair:
 
     step: StepSummary | None
     row: int | None
-    against: str
-    """``retokenized``, ``prompt``, ``trained``, ``repair`` or ``group``."""
+    against: str  # ``retokenized``, ``prompt``, ``trained``, ``repair`` or ``group``.
     other: models.StoredTrajectory | None = None
     """The trajectory on the right side: of the same group, or of another run."""
-    there: Sequence[RowSummary] = ()
-    """The rows of that trajectory."""
-    right_row: int = 0
-    """The one of them that is compared."""
+    there: Sequence[RowSummary] = ()  # The rows of that trajectory.
+    right_row: int = 0  # The one of them that is compared.
     first: int = 0
     """The token of the left side from which differences are shown. It chooses the window of a row encoded again."""
-    opened: frozenset[int] = frozenset()
-    """Left offsets of the folds that are open."""
+    opened: frozenset[int] = frozenset()  # Left offsets of the folds that are open.
 
     @property
     def shown(self) -> dict[str, Any]:
@@ -83,22 +79,15 @@ class ComparedPair:
 class ComparePage(TrajectoryHead):
     """Two streams of one trajectory, or of two, side by side."""
 
-    step: int | None
-    """The step that is compared; None when a whole row is compared."""
-    row: int | None
-    """The row that is compared; None when a step is compared."""
-    against: str
-    """What is on the right side: ``retokenized``, ``prompt``, ``trained``, ``repair`` or ``group``."""
-    with_: str | None
-    """The code of the trajectory on the right side, when it is another one of the group."""
-    comparison: dict[str, Any] | None
-    """Where the two sides differ; None when nothing could be compared."""
-    verdict: str | None
-    """The outcome in a sentence; None when nothing could be compared."""
+    step: int | None  # The step that is compared; None when a whole row is compared.
+    row: int | None  # The row that is compared; None when a step is compared.
+    against: str  # What is on the right side: ``retokenized``, ``prompt``, ``trained``, ``repair`` or ``group``.
+    with_: str | None  # The code of the trajectory on the right side, when it is another one of the group.
+    comparison: dict[str, Any] | None  # Where the two sides differ; None when nothing could be compared.
+    verdict: str | None  # The outcome in a sentence; None when nothing could be compared.
     repair: dict[str, Any] | None
     """With ``side=repair``: ``state`` and ``why`` of the work, its figures under the repair or why there is none."""
-    notices: list[str]
-    """A sentence for each part of the address that could not be followed."""
+    notices: list[str]  # A sentence for each part of the address that could not be followed.
 
 
 def compare_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tuple[ComparePage, dict[str, Any]]:

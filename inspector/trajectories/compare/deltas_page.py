@@ -35,11 +35,9 @@ from rollouts.store.chat_templates.tokenizers import load_tokenizer
 from rollouts.store.text import without_paths
 from rollouts.store.trajectories import trajectory_parts as parts
 
-PAGE = 20
-"""Steps of one page. Each step needs two renders."""
+PAGE = 20  # Steps of one page. Each step needs two renders.
 
-MAX_DELTA_TOKENS = 4096
-"""The most ids of one delta that are compared with others."""
+MAX_DELTA_TOKENS = 4096  # The most ids of one delta that are compared with others.
 
 HEAD, TAIL = 160, 80
 """Tokens that are drawn of the start and the end of a delta. The middle is the text of one message."""
@@ -55,8 +53,7 @@ class Renders:
 
     prefix: str = ""
     full: str = ""
-    shared: int = 0
-    """The number of leading characters that both renders share."""
+    shared: int = 0  # The number of leading characters that both renders share.
     problem: str = ""
     added_ids: tuple[int, ...] = ()
     """The ids that the longer render has behind the shared text; empty when its tokens do not spell the render."""
@@ -69,22 +66,16 @@ class TemplateDelta:
     step: int
     after_step: int
     start: int
-    stop: int
-    """Tokens ``[start, stop)`` of the step's prompt."""
+    stop: int  # Tokens ``[start, stop)`` of the step's prompt.
     ids: tuple[int, ...]
     text: str
-    messages: str
-    """Roles of the messages that the ids stand for."""
-    extends: bool
-    """False: the step breaks the stream, so the ids are more than a delta."""
+    messages: str  # Roles of the messages that the ids stand for.
+    extends: bool  # False: the step breaks the stream, so the ids are more than a delta.
     origins: str
-    agrees: bool | None
-    """Whether the ids decode to the text that the template adds; None when that is not known."""
+    agrees: bool | None  # Whether the ids decode to the text that the template adds; None when that is not known.
     verdict: str
-    template_ids: tuple[int, ...]
-    """The ids of the text that the template adds; empty when they are not known."""
-    same_ids: bool | None
-    """Whether the ids are those; None when that is not known."""
+    template_ids: tuple[int, ...]  # The ids of the text that the template adds; empty when they are not known.
+    same_ids: bool | None  # Whether the ids are those; None when that is not known.
     prefix_render: str
     full_render: str
     render_problem: str
@@ -94,12 +85,9 @@ class TemplateDelta:
 class DeltasPage(TrajectoryHead):
     """The ids between the completions of a trajectory, and the renders that they come from."""
 
-    deltas: list[TemplateDelta]
-    """At most 20, in the order of the steps."""
-    next_step: int | None
-    """The step with which the next page begins; None on the last page."""
-    notices: list[str]
-    """A sentence for each part of the address that could not be followed."""
+    deltas: list[TemplateDelta]  # At most 20, in the order of the steps.
+    next_step: int | None  # The step with which the next page begins; None on the last page.
+    notices: list[str]  # A sentence for each part of the address that could not be followed.
 
 
 def deltas_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tuple[DeltasPage, dict[str, Any]]:

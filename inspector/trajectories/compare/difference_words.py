@@ -7,8 +7,7 @@ import numpy as np
 from rollout_inspector.streams.align import AlignedGroup
 from rollout_inspector.streams.trajectory import Ids, Mask, Tokens
 
-MAX_CLAUSES = 3
-"""The most places that are told one by one; of more only the sums are told."""
+MAX_CLAUSES = 3  # The most places that are told one by one; of more only the sums are told.
 MOVED_LEAST = 2
 """The fewest tokens that count as moved: a single line break that is gone here and new there is no move."""
 

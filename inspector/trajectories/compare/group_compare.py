@@ -11,10 +11,8 @@ from rollout_inspector.text.html.tokens import TokenPainter
 from rollouts.store import models
 from rollouts.store.trajectories.trajectory_parts import RowSummary
 
-MAX_OTHERS = 512
-"""The most trajectories of the group that are offered."""
-MAX_ROWS = 40
-"""The most rows of each side that are offered."""
+MAX_OTHERS = 512  # The most trajectories of the group that are offered.
+MAX_ROWS = 40  # The most rows of each side that are offered.
 
 
 def choices(

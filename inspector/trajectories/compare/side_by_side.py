@@ -21,52 +21,39 @@ from rollout_inspector.streams.align import AlignedGroup, align_ids, fold
 from rollout_inspector.streams.trajectory import NO_IDS, Ids, Mask, Tokens
 from rollout_inspector.text.html.tokens import Html, TokenPainter
 
-CONTEXT = 24
-"""Equal tokens that are shown before and after a difference."""
+CONTEXT = 24  # Equal tokens that are shown before and after a difference.
 
-OPENED = 2_000
-"""A fold of up to twice as many equal tokens opens whole; a longer one shows its first so many."""
+OPENED = 2_000  # A fold of up to twice as many equal tokens opens whole; a longer one shows its first so many.
 
-STRAY = 3
-"""A shorter equal stretch between two differences is chance where the sides hold different texts."""
+STRAY = 3  # A shorter equal stretch between two differences is chance where the sides hold different texts.
 
-FOLD_LEAST = 12
-"""A fold hides at least this many tokens."""
+FOLD_LEAST = 12  # A fold hides at least this many tokens.
 
-MAX_SITES = 100
-"""The most differences that one page shows. The next page begins at the token of the next difference."""
+MAX_SITES = 100  # The most differences that one page shows. The next page begins at the token of the next difference.
 
-MAX_TOKENS = 1_000_000
-"""The most tokens of each side that one request aligns. Longer streams are compared up to there."""
+MAX_TOKENS = 1_000_000  # The most tokens of each side that one request aligns. Longer streams are compared up to there.
 
-MAX_SIDE_TOKENS = 2048
-"""The most tokens that are drawn of one side of one difference."""
+MAX_SIDE_TOKENS = 2048  # The most tokens that are drawn of one side of one difference.
 
 
 @dataclass(frozen=True)
 class AlignedLine:
     """One line of the table: equal tokens, a fold that hides some, or a site where the sides differ."""
 
-    kind: str
-    """``equal``, ``fold``, ``site`` or ``new`` (the right side goes on)."""
+    kind: str  # ``equal``, ``fold``, ``site`` or ``new`` (the right side goes on).
     left_start: int
     left_stop: int
     right_start: int
     right_stop: int
-    number: int = 0
-    """Of a site, from 1."""
-    cause: str = ""
-    """Of a site: why the sides differ."""
+    number: int = 0  # Of a site, from 1.
+    cause: str = ""  # Of a site: why the sides differ.
     left: Html | None = None
     right: Html | None = None
     left_ids: tuple[int, ...] = ()
     right_ids: tuple[int, ...] = ()
-    url: str = ""
-    """The left side on the tokens page; empty when no stored row holds it."""
-    open_url: str = ""
-    """Of a fold: this page with the fold open."""
-    n_cut: int = 0
-    """Tokens of its longer side that are not drawn."""
+    url: str = ""  # The left side on the tokens page; empty when no stored row holds it.
+    open_url: str = ""  # Of a fold: this page with the fold open.
+    n_cut: int = 0  # Tokens of its longer side that are not drawn.
 
     @property
     def n_hidden(self) -> str:
@@ -105,19 +92,14 @@ class TokenComparison:
     n_sites: int
     n_left: int
     n_right: int
-    left_changed: int
-    """Left tokens that the right side lacks."""
+    left_changed: int  # Left tokens that the right side lacks.
     right_changed: int
-    site_places: tuple[int, ...] = field(default=())
-    """Left offset of each site."""
-    words: str = ""
-    """What the table shows, counted in a sentence."""
-    n_before: int = 0
-    """Sites before the first that is drawn."""
+    site_places: tuple[int, ...] = field(default=())  # Left offset of each site.
+    words: str = ""  # What the table shows, counted in a sentence.
+    n_before: int = 0  # Sites before the first that is drawn.
     next_from: int | None = None
     """The left offset of the first site behind those that are drawn; None when there is none."""
-    earlier_url: str = ""
-    """This page from the first site on, when ``n_before`` are not drawn."""
+    earlier_url: str = ""  # This page from the first site on, when ``n_before`` are not drawn.
     next_url: str = ""
     causes: Mapping[str, int] = field(default_factory=dict)
     """Cause in words -> number of sites, the most frequent first."""
@@ -138,11 +120,9 @@ class PairWords:
     right: str
     right_note: str
     verdict: str
-    tone: str = ""
-    """``yes`` or ``no`` when the sides should be equal: whether they are. Otherwise empty."""
+    tone: str = ""  # ``yes`` or ``no`` when the sides should be equal: whether they are. Otherwise empty.
     note: str = ""
-    masks: str = ""
-    """What the masks mean with which the sides are drawn; empty = they are drawn without."""
+    masks: str = ""  # What the masks mean with which the sides are drawn; empty = they are drawn without.
 
 
 def linked(
@@ -180,8 +160,7 @@ def _opening(query: QueryDict, start: int) -> str:
     return f"?{address.urlencode()}#at-{start}"
 
 
-MAX_OPEN = 40
-"""The most folds that an address opens."""
+MAX_OPEN = 40  # The most folds that an address opens.
 
 
 def opened_folds(query: QueryDict) -> frozenset[int]:

@@ -40,8 +40,7 @@ from rollouts.store.trajectories import trajectory_parts as parts
 from rollouts.store.trajectories.replays import stored_rows
 from rollouts.store.trajectories.trajectory_parts import RowSummary, StepSummary, StepWiseRows
 
-RECORDED = "recorded"
-"""The name of the stored rows, beside the names of the strategies."""
+RECORDED = "recorded"  # The name of the stored rows, beside the names of the strategies.
 
 
 @dataclass(frozen=True)
@@ -51,14 +50,11 @@ class StrategiesPage(TrajectoryHead):
     state: str
     """The state of the replay: ``live``, ``missing``, ``unasked``, ``queued``, ``running``, ``failed``, ``cancelled``,
     ``done``."""
-    why: str | None
-    """A sentence about the state; None when there is nothing to say."""
-    run_strategy: str | None
-    """The strategy that the run used; None when nobody recorded it."""
+    why: str | None  # A sentence about the state; None when there is nothing to say.
+    run_strategy: str | None  # The strategy that the run used; None when nobody recorded it.
     strategies: list[dict[str, Any]]
     """The figures of each strategy, as the worker stored them, and ``about``: what the strategy does."""
-    step_wise: list[StepWiseRows]
-    """What one row per step costs, for the trajectory and for its group."""
+    step_wise: list[StepWiseRows]  # What one row per step costs, for the trajectory and for its group.
     comparison: dict[str, Any] | None
     """The two rows that the address names (``left``, ``right``), the ``verdict`` in a sentence, and what a comparison
     has everywhere; None when they cannot be compared."""
@@ -166,15 +162,12 @@ def _line(
 class StrategySide:
     """One side of the comparison."""
 
-    strategy: str
-    """A strategy, or ``recorded``."""
+    strategy: str  # A strategy, or ``recorded``.
     row: int
-    n_rows: int
-    """Rows of the strategy."""
+    n_rows: int  # Rows of the strategy.
     tokens: int = 0
     trained: int = 0
-    origins: dict[str, int] | None = None
-    """Tokens by origin; None when the origins are not known."""
+    origins: dict[str, int] | None = None  # Tokens by origin; None when the origins are not known.
 
     @property
     def name(self) -> str:

@@ -17,11 +17,9 @@ from rollouts.store.runs.figures import is_large
 from rollouts.store.runs.opened import OPENED
 from rollouts.store.trajectories.findings import KindPlace, places_of_kinds
 
-Entry = Mapping[str, Any]
-"""A finding with its addresses, as :attr:`Reader.findings` makes it."""
+Entry = Mapping[str, Any]  # A finding with its addresses, as :attr:`Reader.findings` makes it.
 
-MAX_MARKDOWN_IDS = 24
-"""The most ids of one side that a finding copied as Markdown names."""
+MAX_MARKDOWN_IDS = 24  # The most ids of one side that a finding copied as Markdown names.
 
 
 @dataclass(frozen=True)
@@ -29,12 +27,9 @@ class InRun:
     """How many trajectories of the run have a kind of finding, and where they are."""
 
     n: int
-    n_all: int
-    """The trajectories of the run."""
-    list_url: str
-    """The list of those that have it."""
-    next_url: str
-    """The next one that has it, behind the last one the first; empty where there is no other."""
+    n_all: int  # The trajectories of the run.
+    list_url: str  # The list of those that have it.
+    next_url: str  # The next one that has it, behind the last one the first; empty where there is no other.
 
 
 @dataclass(frozen=True)
@@ -42,8 +37,7 @@ class FindingGroup:
     """Findings of one kind and severity: one card."""
 
     entries: Sequence[Entry]
-    in_run: InRun | None = None
-    """None where the reader may not see the run."""
+    in_run: InRun | None = None  # None where the reader may not see the run.
 
     @property
     def first(self) -> Entry:

@@ -22,11 +22,9 @@ NOT_SAMPLED = {
 }
 """Kinds whose places are trained tokens that were not sampled as they stand."""
 
-Break = tuple[int, int]
-"""A step, and the offset at which its prompt leaves the stream of its parent."""
+Break = tuple[int, int]  # A step, and the offset at which its prompt leaves the stream of its parent.
 
-CONTEXT = 3
-"""Tokens that a card shows on each side of a difference."""
+CONTEXT = 3  # Tokens that a card shows on each side of a difference.
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,8 +36,7 @@ class DiffIds:
     left: Ids
     right_name: str
     right: Ids
-    is_missing_left: bool
-    """The row holds the right side, and the left one is what it lacks."""
+    is_missing_left: bool  # The row holds the right side, and the left one is what it lacks.
 
 
 def finding_diffs(

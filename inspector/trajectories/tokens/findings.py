@@ -16,8 +16,7 @@ from rollouts.store.runs.muted import muted_in
 from rollouts.store.trajectories.trajectories import load_trajectories
 from rollouts.store.trajectories.trajectory_parts import RowSummary, StepSummary, findings_in_order, places_of
 
-MAX_PLACED_TOKENS = 300_000
-"""The most tokens of a trajectory that are aligned with its rows for a page."""
+MAX_PLACED_TOKENS = 300_000  # The most tokens of a trajectory that are aligned with its rows for a page.
 
 
 @dataclass(frozen=True)
@@ -88,14 +87,10 @@ class FindingValues(Page):
 class DrawnFinding(FindingValues):
     """A finding with its place in a row of its trajectory."""
 
-    cost_text: str = ""
-    """The cost in words; empty when it costs nothing."""
-    drawn_row: int | None = None
-    """The row that holds its place; null when none does."""
-    drawn_places: tuple[tuple[int, int], ...] = ()
-    """Every stretch of that row that it marks, each at least one token."""
-    is_held: bool = True
-    """False: the row trains other tokens in its place, and ``drawn_places`` are theirs."""
+    cost_text: str = ""  # The cost in words; empty when it costs nothing.
+    drawn_row: int | None = None  # The row that holds its place; null when none does.
+    drawn_places: tuple[tuple[int, int], ...] = ()  # Every stretch of that row that it marks, each at least one token.
+    is_held: bool = True  # False: the row trains other tokens in its place, and ``drawn_places`` are theirs.
 
     @property
     def trained_tokens(self) -> int:
@@ -168,8 +163,7 @@ def _placed(
     return [placed.get(item.number, item) for item in items]
 
 
-SEVERITIES = (Severity.ERROR, Severity.WARNING, Severity.INFO)
-"""From bad to harmless."""
+SEVERITIES = (Severity.ERROR, Severity.WARNING, Severity.INFO)  # From bad to harmless.
 
 
 def worst_finding(

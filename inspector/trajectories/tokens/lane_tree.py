@@ -27,21 +27,16 @@ from rollouts.store.models import StoredTrajectory
 from rollouts.store.trajectories import trajectory_parts
 from rollouts.store.trajectories.trajectory_parts import RowSummary, StepSummary
 
-MAX_OPEN = 12
-"""Lanes that the page shows unfolded."""
+MAX_OPEN = 12  # Lanes that the page shows unfolded.
 MAX_DRAWN = 200
-MAX_LISTED = 1_000
-"""Lanes in the JSON of the page."""
+MAX_LISTED = 1_000  # Lanes in the JSON of the page.
 MAX_READ_STEPS = 400
 """A trajectory of at most so many steps is read for summaries whole; of a longer one the ends of its first lanes."""
-MAX_READ_CHARACTERS = 200_000
-"""A longer text of a step is not read."""
-WIDTH = 200
-"""Width of the viewBox of a lane: the steps of the trajectory from the first to the last."""
+MAX_READ_CHARACTERS = 200_000  # A longer text of a step is not read.
+WIDTH = 200  # Width of the viewBox of a lane: the steps of the trajectory from the first to the last.
 MAX_PIECES = 60
 MAX_DEPTH = 4
-MAX_AGENT = 80
-"""Characters of a sub-agent's name that a page shows."""
+MAX_AGENT = 80  # Characters of a sub-agent's name that a page shows.
 
 
 LaneItem: Any = some_fields(

@@ -20,10 +20,8 @@ from rollouts.store.trajectories import trajectory_parts as parts
 from rollouts.store.trajectories.groups import advantage_in_group
 from rollouts.store.trajectories.trajectory_parts import RowSummary, StepSummary
 
-MAX_COLUMN_LINKS = 12
-"""Columns of a row that are links of the lens switch; an address names the others."""
-DEFAULT_RULE = "grpo"
-"""The rule of the link *weight*."""
+MAX_COLUMN_LINKS = 12  # Columns of a row that are links of the lens switch; an address names the others.
+DEFAULT_RULE = "grpo"  # The rule of the link *weight*.
 
 
 LensValues = tuple[NDArray[np.float32], str]

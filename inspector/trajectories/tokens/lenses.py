@@ -18,15 +18,12 @@ from rollout_inspector.text.html.tokens import LOGPROB_EDGES
 from rollouts.store.trajectories import engine_columns as beside
 
 DEFAULT = "mask"
-WEIGHT = "weight_"
-"""What the name of a lens begins with that shows the weight of a token in a loss; a rule follows."""
+WEIGHT = "weight_"  # What the name of a lens begins with that shows the weight of a token in a loss; a rule follows.
 
 
-GRADIENT = "gradient_norm"
-"""The lens of the norm of each token's contribution to the gradient of the output layer."""
+GRADIENT = "gradient_norm"  # The lens of the norm of each token's contribution to the gradient of the output layer.
 
-Swatch = tuple[str, str, str]
-"""One colour of a legend: its CSS class, what it says, and more of it as a title."""
+Swatch = tuple[str, str, str]  # One colour of a legend: its CSS class, what it says, and more of it as a title.
 Legend = tuple[Sequence[Swatch], tuple[str, str] | None]
 """The colours of a lens; of a scale the words before and after it."""
 
@@ -35,16 +32,14 @@ Legend = tuple[Sequence[Swatch], tuple[str, str] | None]
 class LensSpec:
     """A lens that every trajectory has."""
 
-    slug: str
-    """The name of the lens in addresses, and in ``data-lens`` for the style sheet."""
+    slug: str  # The name of the lens in addresses, and in ``data-lens`` for the style sheet.
     label: str
     legend: Legend
     note: Callable[[Tokens, str], str]
     """Takes tokens and words for their place. Returns why the lens colours none of them; empty when it colours some."""
     classes: Callable[[Tokens], NDArray[np.int64]] | None = None
     """Returns the class 0 to 8 of each token ``[n]``, 9 = none. None: ``Tokens`` always hold what the lens shows."""
-    splits_runs: bool = False
-    """The run view splits its runs by the classes of the log-probability."""
+    splits_runs: bool = False  # The run view splits its runs by the classes of the log-probability.
 
     @property
     def paint(self) -> str:

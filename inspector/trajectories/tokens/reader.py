@@ -43,12 +43,10 @@ MAX_OUTLINE = 400
 MAX_ROWS = 60
 RUNS_BYTES = 2_000_000
 """The most HTML of one response of the run view. The browser fetches the rest as the reader scrolls."""
-BLOCK = 128
-"""Tokens of a block in the token view. The browser lays out a block only when the reader comes near."""
+BLOCK = 128  # Tokens of a block in the token view. The browser lays out a block only when the reader comes near.
 
 
-Part = tuple[Turn, int, int]
-"""A turn, and the row offsets ``[start, stop)`` of it that are drawn."""
+Part = tuple[Turn, int, int]  # A turn, and the row offsets ``[start, stop)`` of it that are drawn.
 
 
 class Reader:

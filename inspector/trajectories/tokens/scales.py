@@ -14,12 +14,10 @@ from rollouts.store.trajectories import engine_columns
 class Scale:
     """Classes 0 to 8 of a value: by its size, or to both sides of 4 when it has a sign that matters."""
 
-    edges: tuple[float, ...]
-    """The least size of each step away from zero: eight of them, or four with a sign. Rising."""
+    edges: tuple[float, ...]  # The least size of each step away from zero: eight of them, or four with a sign. Rising.
     is_signed: bool = False
     unit: str = ""
-    is_surprise: bool = False
-    """The values are log-probabilities: their size is the surprise."""
+    is_surprise: bool = False  # The values are log-probabilities: their size is the surprise.
 
     @property
     def paint(self) -> str:
@@ -64,8 +62,7 @@ class Scale:
         return swatches, (words, "the same thresholds in every row")
 
 
-_ANY = 1e-6
-"""A value that is not 0."""
+_ANY = 1e-6  # A value that is not 0.
 
 SURPRISE = Scale(tuple(-edge for edge in LOGPROB_EDGES), unit="nats", is_surprise=True)
 SHARE = Scale(tuple(n / 8 for n in range(1, 9)))

@@ -32,16 +32,11 @@ class PagePart(StrEnum):
     """How much of the page a request asks for, by the target that htmx or a script names."""
 
     PAGE = ""
-    READER = "reader"
-    """Bar, map of the row, strips and tokens."""
-    WINDOW = "window"
-    """The reader without the map, which stays: another window of the same row."""
-    MORE = "more"
-    """The same for the next part of a row in the run view."""
-    TWIN = "twin"
-    """The page as JSON."""
-    CARD = "card"
-    """The window as JSON, for the cards of its tokens."""
+    READER = "reader"  # Bar, map of the row, strips and tokens.
+    WINDOW = "window"  # The reader without the map, which stays: another window of the same row.
+    MORE = "more"  # The same for the next part of a row in the run view.
+    TWIN = "twin"  # The page as JSON.
+    CARD = "card"  # The window as JSON, for the cards of its tokens.
 
     @property
     def has_map(self) -> bool:
@@ -64,23 +59,17 @@ class TokenView:
     lenses: dict[int, list[str]]
     """Row index -> names of the lenses from a trainer's columns, or from what engines told."""
     findings: list[DrawnFinding]
-    sides: list[tuple[Ids, Ids]]
-    """Expected and actual ids of the first findings; only for a part that is drawn."""
-    lanes: list[Lane]
-    """Empty where the steps form one chain."""
+    sides: list[tuple[Ids, Ids]]  # Expected and actual ids of the first findings; only for a part that is drawn.
+    lanes: list[Lane]  # Empty where the steps form one chain.
     discussion: Discussion
     table: ByteTable | None
-    text_missing: str
-    """Why no text can be shown; empty when it can."""
+    text_missing: str  # Why no text can be shown; empty when it can.
     place: PagePlace = field(default_factory=PagePlace)
-    turns: list[Turn] = field(default_factory=list)
-    """The turns of the row, or those that touch its window."""
+    turns: list[Turn] = field(default_factory=list)  # The turns of the row, or those that touch its window.
     tokens: Tokens = field(default_factory=lambda: plain_tokens(NO_IDS))
     """What is drawn, margins included. In JSON the window, with its columns and the weights that the lens shows."""
-    lens_values: Floats | None = None
-    """The column of the whole row that the lens shows; None for a built-in lens."""
-    lens_lacks: str = ""
-    """What the row lacks of that column, in words."""
+    lens_values: Floats | None = None  # The column of the whole row that the lens shows; None for a built-in lens.
+    lens_lacks: str = ""  # What the row lacks of that column, in words.
     alternatives: Sequence[tuple[int, int, int]] = ()
     """For cards: start, stop and number of alternatives of each stretch that has some."""
 

@@ -32,12 +32,9 @@ class Turn:
     step: int | None
     start: int
     stop: int
-    n_trained: int | None
-    """None: only the loss mask tells it, and the mask was not read."""
-    findings: tuple[int, ...] = ()
-    """Numbers of the findings that begin in it."""
-    worst: str = ""
-    """The worst severity of these, or empty."""
+    n_trained: int | None  # None: only the loss mask tells it, and the mask was not read.
+    findings: tuple[int, ...] = ()  # Numbers of the findings that begin in it.
+    worst: str = ""  # The worst severity of these, or empty.
     finish_reason: str = ""
 
     @property
@@ -83,8 +80,7 @@ def _role_label(part: str, roles: Sequence[str]) -> str:
 
 
 MAX_ORIGIN_SPANS = 4000
-MAX_TURNS = 20_000
-"""A row of more messages is not cut into them."""
+MAX_TURNS = 20_000  # A row of more messages is not cut into them.
 
 
 def header_spans(turns: Sequence[RoleTurn]) -> list[Span]:
@@ -178,11 +174,9 @@ class TurnSection:
     turn: Turn
     start: int
     stop: int
-    url: str
-    """The address of the turn in the token view."""
+    url: str  # The address of the turn in the token view.
     blocks: Sequence[Block] = ()
-    n_foreign: int = 0
-    """Tokens of the part that are trained, and not as they were sampled."""
+    n_foreign: int = 0  # Tokens of the part that are trained, and not as they were sampled.
 
     @property
     def is_continued(self) -> bool:

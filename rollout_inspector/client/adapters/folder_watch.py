@@ -34,16 +34,14 @@ from rollout_inspector.client.client import Client, PushError, ServerError
 from rollout_inspector.outputs import open_no_link, whole_file
 from rollout_inspector.refusal import Refusal
 
-ENDINGS = (".jsonl", ".json", ".ndjson", ".parquet", ".gz", ".zst")
-"""Endings of the names of files that are pushed."""
+ENDINGS = (".jsonl", ".json", ".ndjson", ".parquet", ".gz", ".zst")  # Endings of the names of files that are pushed.
 PICKLES = (".pt", ".pkl", ".pickle")
 MARKERS = ("_SUCCESS", "STABLE", "DONE", ".done")
 """Files that say that all files beside them are complete. ``NAME.done`` says it of one file."""
 STATE_NAME = ".rollout-inspector-watch.json"
 MAX_FILES = 20_000
 HEAD_BYTES = 4096
-_REFUSED = (400, 411, 413, 415)
-"""Answers that concern the file; other refusals concern the run or the token."""
+_REFUSED = (400, 411, 413, 415)  # Answers that concern the file; other refusals concern the run or the token.
 
 
 @dataclass
@@ -52,12 +50,9 @@ class FileState:
 
     size: int = 0
     mtime_ns: int = 0
-    sent: int = 0
-    """Bytes that the server took; all of the file where it is not of lines."""
-    head: str = ""
-    """Hash of the first bytes that were sent. Another one means another file of the same name."""
-    refused: str = ""
-    """Why the server will never take the file as it is."""
+    sent: int = 0  # Bytes that the server took; all of the file where it is not of lines.
+    head: str = ""  # Hash of the first bytes that were sent. Another one means another file of the same name.
+    refused: str = ""  # Why the server will never take the file as it is.
 
 
 @dataclass
@@ -69,10 +64,8 @@ class WatchCounts:
     known: int = 0
     rejected: int = 0
     refused: int = 0
-    waiting: int = 0
-    """Files that are not complete yet, after the last pass."""
-    is_away: bool = False
-    """Whether the server did not answer at the last pass."""
+    waiting: int = 0  # Files that are not complete yet, after the last pass.
+    is_away: bool = False  # Whether the server did not answer at the last pass.
 
 
 @dataclass

@@ -29,8 +29,7 @@ class FragmentFolder:
     def __init__(self, path: Path, about: dict[str, Any], lock: IO[bytes] | None) -> None:
         self.path, self.about, self._lock = path, about, lock
         self.faults: dict[str, int] = {}
-        self.is_forbidden = False
-        """Whether the token may not push its fragments."""
+        self.is_forbidden = False  # Whether the token may not push its fragments.
         self._next = 0
 
     @classmethod

@@ -14,8 +14,7 @@ from rollout_inspector.client.adapters.records import plain
 from rollout_inspector.client.adapters.stream import RolloutStream
 from rollout_inspector.client.client import line_of
 
-_HEAVY = ("multi_modal_data", "routed_experts", "sampling_mask")
-"""Fields of a node that hold raw tensors."""
+_HEAVY = ("multi_modal_data", "routed_experts", "sampling_mask")  # Fields of a node that hold raw tensors.
 
 
 class PrimeRlStream:

@@ -9,13 +9,10 @@ from typing import IO, Any
 from rollout_inspector.client.client import PushError
 from rollout_inspector.outputs import line_of
 
-GROWING = (".jsonl", ".ndjson")
-"""Files of lines, to which a trainer may append."""
+GROWING = (".jsonl", ".ndjson")  # Files of lines, to which a trainer may append.
 MAX_PREFIX = 60
-MAX_PART_BYTES = 32 << 20
-"""Longer files are pushed in parts, where each line is a trajectory."""
-MAX_LINE_BYTES = 64 << 20
-"""The server takes no longer line."""
+MAX_PART_BYTES = 32 << 20  # Longer files are pushed in parts, where each line is a trajectory.
+MAX_LINE_BYTES = 64 << 20  # The server takes no longer line.
 _IN_PATH = re.compile(
     r"(?:^|[/_.-])(?:global_?step|train_?step|training_?step|step|iteration|iter|rollout)[_-]?(\d{1,9})(?=$|[/_.-])",
     re.IGNORECASE,

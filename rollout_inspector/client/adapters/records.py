@@ -3,8 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-MAX_ID = 200
-"""Characters of an id on the server, its prefix included."""
+MAX_ID = 200  # Characters of an id on the server, its prefix included.
 
 
 def plain(values: Any) -> list[Any] | None:

@@ -13,8 +13,7 @@ from typing import Any
 
 from rollout_inspector.client.adapters.stream import RolloutStream
 
-MAX_PART_IDS = 500_000
-"""Ids in one line; a longer batch becomes several."""
+MAX_PART_IDS = 500_000  # Ids in one line; a longer batch becomes several.
 _LISTS = ("prompt_token_ids", "response_ids", "rewards", "loss_masks", "stop_reasons", "rollout_logprobs",
           "trajectory_ids", "is_last_step")
 

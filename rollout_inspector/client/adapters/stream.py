@@ -29,41 +29,31 @@ LOG = logging.getLogger("rollout_inspector")
 
 MAX_QUEUED_VALUES = 16_000_000
 """Numbers that wait in memory, about 0.5 GB as Python lists. Further records are dropped and counted."""
-MAX_FRAGMENT_BYTES = 16 << 20
-"""JSON in one fragment, unless one record alone is longer."""
+MAX_FRAGMENT_BYTES = 16 << 20  # JSON in one fragment, unless one record alone is longer.
 MAX_FOLDER_BYTES = 4 << 30
 """Bytes of all fragments in the folder, refused ones included. Further records are dropped and counted."""
-MAX_FAULTS = 10
-"""How often the server may fail at the same fragment with status 500 before it is set aside."""
+MAX_FAULTS = 10  # How often the server may fail at the same fragment with status 500 before it is set aside.
 FIRST_WAIT_SECONDS = 1.0
 MAX_WAIT_SECONDS = 60.0
 PUSH_SECONDS = 150.0
 CLOSE_SECONDS = 20.0
 
-_REFUSED = (400, 404, 409, 410, 411, 413, 415)
-"""Answers that stay the same however often a fragment is sent."""
+_REFUSED = (400, 404, 409, 410, 411, 413, 415)  # Answers that stay the same however often a fragment is sent.
 
 
 @dataclass
 class StreamCounts:
     """What became of the records of one stream, and of those that it found in its folder."""
 
-    taken: int = 0
-    """Records that :meth:`RolloutStream.send` took."""
+    taken: int = 0  # Records that :meth:`RolloutStream.send` took.
     dropped_queue_full: int = 0
     dropped_folder_full: int = 0
-    dropped_unwritable: int = 0
-    """Records that JSON cannot hold, or that the disk did not take."""
-    dropped_unreadable: int = 0
-    """Batches that could not be read, such as objects that the adapter does not know."""
-    stored: int = 0
-    """Trajectories that the server stored."""
-    known: int = 0
-    """Trajectories that the server had already."""
-    rejected: int = 0
-    """Records that the server could not read."""
-    refused: int = 0
-    """Records of fragments that the server refused; they lie in ``refused/`` beside their reason."""
+    dropped_unwritable: int = 0  # Records that JSON cannot hold, or that the disk did not take.
+    dropped_unreadable: int = 0  # Batches that could not be read, such as objects that the adapter does not know.
+    stored: int = 0  # Trajectories that the server stored.
+    known: int = 0  # Trajectories that the server had already.
+    rejected: int = 0  # Records that the server could not read.
+    refused: int = 0  # Records of fragments that the server refused; they lie in ``refused/`` beside their reason.
 
     @property
     def dropped(self) -> int:
@@ -71,8 +61,7 @@ class StreamCounts:
         return self.dropped_queue_full + self.dropped_folder_full + self.dropped_unwritable + self.dropped_unreadable
 
 
-_Batch = tuple[list[Any], str, int | None, int]
-"""Records, prefix, step, weight."""
+_Batch = tuple[list[Any], str, int | None, int]  # Records, prefix, step, weight.
 
 
 class RolloutStream:

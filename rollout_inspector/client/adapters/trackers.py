@@ -18,8 +18,7 @@ class Tracker(NamedTuple):
     module: str
     run: Callable[[Any], Any]
     name: Callable[[Any], Any]
-    link: Callable[[Any, Any, str], Any]
-    """Of module, run and address."""
+    link: Callable[[Any, Any, str], Any]  # Of module, run and address.
 
 
 TRACKERS = (

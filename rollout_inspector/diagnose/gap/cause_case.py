@@ -10,16 +10,13 @@ from rollout_inspector.streams.trajectory import Mask
 
 AGREE_MEAN = 0.02
 """Sampler and trainer agree when the mean absolute d is at most this, in nats: bfloat16 kernels differ by as much."""
-AGREE_TAIL = 0.15
-"""... and when 99 percent of the absolute d are at most this."""
+AGREE_TAIL = 0.15  # ... and when 99 percent of the absolute d are at most this.
 FINE = ((0.003, 2.5), (0.001, 10.0))
 """A mean absolute d below :data:`AGREE_MEAN` disagrees all the same, where others are so many times smaller still."""
 NOISE_TIMES = 4.0
 """The noise of an engine that was measured so many times raises both limits: the other side has a noise of its own."""
-MIN_TOKENS = 32
-"""A cause that fewer tokens show is not named."""
-MIN_STEPS = 4
-"""Training steps that a trend needs."""
+MIN_TOKENS = 32  # A cause that fewer tokens show is not named.
+MIN_STEPS = 4  # Training steps that a trend needs.
 STATIONARY = 0.3
 """The first third of the steps shows at least this part of what the last third shows: no training made it."""
 QUIET_STEPS, QUIET_TIMES = 3, (1.5, 3.0)
@@ -31,16 +28,11 @@ of few steps; first strictly."""
 class Cause:
     """A cause that was named."""
 
-    cause: str
-    """One of :data:`CAUSES`."""
-    evidence: str
-    """A sentence with the numbers that it was decided by."""
-    from_step: int | None
-    """The first training step that shows it; None = no step is recorded."""
-    tokens: int
-    """Compared tokens that it explains."""
-    worst: int
-    """Index of the token that shows it most, in :class:`GapTokens`."""
+    cause: str  # One of :data:`CAUSES`.
+    evidence: str  # A sentence with the numbers that it was decided by.
+    from_step: int | None  # The first training step that shows it; None = no step is recorded.
+    tokens: int  # Compared tokens that it explains.
+    worst: int  # Index of the token that shows it most, in :class:`GapTokens`.
 
 
 class CauseCase:

@@ -12,15 +12,11 @@ class GapCause:
 
     name: str
     title: str
-    meaning: str
-    """What happens, in one or two sentences."""
+    meaning: str  # What happens, in one or two sentences.
     remedy: str
-    example: str
-    """Log-probabilities that show the cause: sampler / trainer."""
-    counter_example: str
-    """The nearest that does not."""
-    needs: str
-    """The columns without which it cannot be decided, beside both log-probabilities; empty = none."""
+    example: str  # Log-probabilities that show the cause: sampler / trainer.
+    counter_example: str  # The nearest that does not.
+    needs: str  # The columns without which it cannot be decided, beside both log-probabilities; empty = none.
     decides_now: str = ""
     """What decides it at the first training step, where the rows alone need several; empty = they do."""
 

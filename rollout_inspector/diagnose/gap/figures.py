@@ -20,12 +20,9 @@ from rollout_inspector.streams.trajectory import Floats, Mask, Row
 
 TRAINER_LOGPROBS = ("trainer_logprobs", "prev_logprobs", "old_log_probs", "policy_logprobs")
 """Columns that hold the trainer's log-probabilities, in the order in which they are looked for."""
-LEAST = 1e-6
-"""Smaller differences count as none."""
-PER_OCTAVE = 8
-"""Buckets of sizes from one power of two to the next: a quantile is exact to 9 percent."""
-_MAX_LOG_RATIO = 20.0
-"""A ratio beyond ``exp(20)`` counts as that in k3, so that one token does not overflow a sum."""
+LEAST = 1e-6  # Smaller differences count as none.
+PER_OCTAVE = 8  # Buckets of sizes from one power of two to the next: a quantile is exact to 9 percent.
+_MAX_LOG_RATIO = 20.0  # A ratio beyond ``exp(20)`` counts as that in k3, so that one token does not overflow a sum.
 
 
 Pairs = tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]
@@ -63,19 +60,13 @@ def _comparable(sampler: Floats, trainer: Floats, mask: Mask) -> Mask:
 class GapFigures:
     """Sums over tokens. Two of them are added by :func:`added`."""
 
-    tokens: int = 0
-    """Tokens that were compared."""
-    total: float = 0.0
-    """The sum of d."""
-    total_abs: float = 0.0
-    """The sum of the absolute d."""
-    total_square: float = 0.0
-    """The sum of the squares of d."""
-    k3: float = 0.0
-    """The sum of k3."""
+    tokens: int = 0  # Tokens that were compared.
+    total: float = 0.0  # The sum of d.
+    total_abs: float = 0.0  # The sum of the absolute d.
+    total_square: float = 0.0  # The sum of the squares of d.
+    k3: float = 0.0  # The sum of k3.
     lowest: float = 0.0
-    highest: float = 0.0
-    """The least and the greatest d."""
+    highest: float = 0.0  # The least and the greatest d.
     buckets: Mapping[int, int] = field(default_factory=dict)
     """Bucket of a size of d -> tokens: ``+b`` for d above 0, ``-b`` below, 0 for less than :data:`LEAST`."""
 

@@ -16,22 +16,17 @@ SAMPLED, KEPT, DECODE, ENGINES, WEIGHTS, BOTH, TRAINER = PARTS = (
     "trainer",
 )
 """In the order in which they are added: from the sampler's value to the trainer's."""
-BY_CLASS = "parts of the gap, "
-"""What the name of a table of parts begins with; the class of the tokens follows."""
+BY_CLASS = "parts of the gap, "  # What the name of a table of parts begins with; the class of the tokens follows.
 
 
 @dataclass(frozen=True)
 class EnginePass:
     """What one engine with one set of weights says of a run. Both names are of :attr:`GapTokens.scored`."""
 
-    prefill: str
-    """The column that was read at once."""
-    decode: str
-    """The column that was decoded token by token."""
-    engine: str
-    """The engine with its version."""
-    weights: str
-    """The served model with a digest of its weights."""
+    prefill: str  # The column that was read at once.
+    decode: str  # The column that was decoded token by token.
+    engine: str  # The engine with its version.
+    weights: str  # The served model with a digest of its weights.
 
 
 def parts_of(tokens: GapTokens, replays: Sequence[EnginePass]) -> dict[str, NDArray[np.float64]]:

@@ -10,10 +10,8 @@ from rollout_inspector.diagnose.gap.cause_case import AGREE_MEAN, MIN_TOKENS, Ca
 from rollout_inspector.diagnose.gap.tokens import GapTokens
 from rollout_inspector.streams.trajectory import Mask
 
-LAGS = (1, -1, 2, -2)
-"""Shifts of a column that are looked for, in tokens."""
-MIN_ZEROS = 4
-"""Values of exactly 0.0 in a row that may be placeholders."""
+LAGS = (1, -1, 2, -2)  # Shifts of a column that are looked for, in tokens.
+MIN_ZEROS = 4  # Values of exactly 0.0 in a row that may be placeholders.
 # Thresholds; of d and of log-probabilities in nats. They were mended on the causes that tests.measure.gap_causes plants
 # with seeds 0 to 3, and measured on other seeds: docs/benchmarks-faults.md, "Causes of a gap".
 IMPROBABLE, IMPROBABLE_REST, IMPROBABLE_EACH = 0.7, 0.2, 0.02
@@ -25,12 +23,10 @@ UNLIKELY, UNLIKELY_EACH = 0.05, 0.01
 """Where a run has placeholders, others of its stretches count from exp(-0.05) and exp(-0.01) for each token on."""
 TELLS, TELLING_TOKENS, FITTING = 0.3, 6, 0.85
 """A row is shifted where, of at least 6 pairs with an absolute d above 0.3, 85 percent fit with the column moved."""
-TELLS_KNOWN, TELLING_TOKENS_KNOWN, FITTING_KNOWN = 0.1, 1, 0.7
-"""The same once the shift is known from other rows."""
+TELLS_KNOWN, TELLING_TOKENS_KNOWN, FITTING_KNOWN = 0.1, 1, 0.7  # The same once the shift is known from other rows.
 BETTER, BETTER_TOKENS = 0.6, 12
 """... or where the move leaves this part of d, over 12 pairs: another cause lies over the shift."""
-FITS = 0.25
-"""A pair of tokens fits where moving the column leaves this part of d."""
+FITS = 0.25  # A pair of tokens fits where moving the column leaves this part of d.
 OTHER_SHIFTS = 1.25
 """The rows that fit any shift are at most so many times those that fit the best one: noise fits all alike."""
 REPEATS, REPEATS_MUCH = 0.05, 0.5
@@ -41,27 +37,21 @@ NEAR_TIMES, NEAR_TIMES_GUESSED, NEAR_TIMES_ROW = 4, 6, 3
 """The mean there over that of all others: where the limit is known, where it is guessed, and within the same rows."""
 FIRST_TIMES, FIRST_WIDE = 8, 0.5
 """The mean of first tokens over that of all others, and the share of them that disagree."""
-HEAVY_ID, HEAVY_ID_TIMES = 0.2, 8
-"""The mean absolute d of a heavy id, and of all heavy ids over all others."""
+HEAVY_ID, HEAVY_ID_TIMES = 0.2, 8  # The mean absolute d of a heavy id, and of all heavy ids over all others.
 HEAVY_IDS_GAP, HEAVY_IDS_TOKENS = 0.5, 0.1
 """Heavy ids hold this share of the gap at least, and this share of the tokens at most."""
-HEAVY_PLACE, HEAVY_PLACE_TIMES = 0.5, 20
-"""The absolute d of a heavy token at least, and its quotient over the median."""
+HEAVY_PLACE, HEAVY_PLACE_TIMES = 0.5, 20  # The absolute d of a heavy token at least, and its quotient over the median.
 HEAVY_PLACES_GAP, HEAVY_PLACES_TOKENS, CROWDED = 0.25, 0.01, 0.1
 """Heavy tokens hold this share of the gap at least, this share of all tokens at most, and of the longest row's."""
 WORKER_TIMES, WORKERS_APART = 4.0, 1 / 3
 """The gap of a bad worker over that of all others, by their uncertainty; bad ones are this share at most."""
-NEAR_START = 16
-"""Tokens at the start of a completion, where a leak of another sequence weighs most."""
+NEAR_START = 16  # Tokens at the start of a completion, where a leak of another sequence weighs most.
 HEAVY_BEHIND, HEAVY_ID_FAR, HEAVY_ID_TOKENS = 0.15, 0.8, 6
 """Behind another cause heavy tokens hold this share of the differences. Of an id this share of its tokens is heavy, and
 so many are needed."""
-SURPRISES = 10 ** np.arange(-3.5, 1.2, 0.5)
-"""Bounds of bins by the negative log-probability, in nats."""
-CALM = 0.005
-"""The mean absolute d around heavy tokens counts as that of any token up to twice this."""
-RETOKENIZED = "row_not_sampled"
-"""The kind of the finding that says that the ids of a row differ from what was sampled."""
+SURPRISES = 10 ** np.arange(-3.5, 1.2, 0.5)  # Bounds of bins by the negative log-probability, in nats.
+CALM = 0.005  # The mean absolute d around heavy tokens counts as that of any token up to twice this.
+RETOKENIZED = "row_not_sampled"  # The kind of the finding that says that the ids of a row differ from what was sampled.
 
 
 def _row_retokenized(case: CauseCase) -> None:

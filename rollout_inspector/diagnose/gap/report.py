@@ -15,14 +15,10 @@ from rollout_inspector.diagnose.gap.token_classes import TokenClass
 from rollout_inspector.diagnose.gap.tokens import GapTokens
 from rollout_inspector.streams.trajectory import Mask
 
-VERSION = 5
-"""Raise it when a report says other things than before: stored ones are then stale."""
-MAX_WORST = 50
-"""Tokens that a report lists, those of the greatest absolute d."""
-MAX_IDS = 20
-"""Token ids that a report lists, those that hold most of the gap."""
-MAX_PARTS = 24
-"""Lines of a table."""
+VERSION = 5  # Raise it when a report says other things than before: stored ones are then stale.
+MAX_WORST = 50  # Tokens that a report lists, those of the greatest absolute d.
+MAX_IDS = 20  # Token ids that a report lists, those that hold most of the gap.
+MAX_PARTS = 24  # Lines of a table.
 _EDGES = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096, 16384, 65536)
 """Where the lines of a table over positions begin."""
 

@@ -23,21 +23,16 @@ from rollout_inspector.diagnose.gap.cause_kinds import CAUSES
 from rollout_inspector.diagnose.gap.tokens import BITS, CONFIDENT, GapTokens
 from rollout_inspector.streams.trajectory import Mask
 
-_CLEAR = 3.0
-"""One mean is clearly above another: by this factor."""
+_CLEAR = 3.0  # One mean is clearly above another: by this factor.
 OF_UPDATES = ("stale_cache", "weights_not_delivered", "weights_rounded_away")
 """Causes that begin with an update of the weights."""
 HEAVY = "heavy_tokens"
-MANY_STEPS = 8
-"""Steps from which on a slow trend is trusted."""
-FEW_TOKENS = 200
-"""Where steps have fewer tokens, some steps are read together."""
+MANY_STEPS = 8  # Steps from which on a slow trend is trusted.
+FEW_TOKENS = 200  # Where steps have fewer tokens, some steps are read together.
 # Thresholds; of d and of log-probabilities in nats. They were mended on the causes that tests.measure.gap_causes plants
 # with seeds 0 to 3, and measured on other seeds: docs/benchmarks-faults.md, "Causes of a gap".
-AGREE_UNIT = 0.12
-"""The absolute d over the uncertainty of tokens that kernels of bfloat16 make at most."""
-LINE_FIT, LINE_SLOPE = 0.25, 0.05
-"""The r² and the slope from which on d follows the mean of both log-probabilities."""
+AGREE_UNIT = 0.12  # The absolute d over the uncertainty of tokens that kernels of bfloat16 make at most.
+LINE_FIT, LINE_SLOPE = 0.25, 0.05  # The r² and the slope from which on d follows the mean of both log-probabilities.
 SHARPER, SHARPER_FIT, SHARPER_SLOPE = 0.85, 0.06, 0.03
 """... and where likely tokens move one way: the part of their absolute d that has one sign."""
 QUIET_MEAN, QUIET_UNIT, QUIET_RATIO, QUIET_SIDE, QUIET_ROWS = 0.06, 0.1, 0.01, 0.1, 2.0
@@ -47,15 +42,13 @@ LINE_EARLY, LINE_SIGN = 0.35, 0.9
 """The first third of the steps has at least this part of the slope, and steps of this weight have its sign."""
 SLOPES_GROW = 1.6
 """The last third of the steps has so many times the slope of the first one, in order: it grows with training."""
-ONE_SIDED = 0.004
-"""The absolute mean of d from which on one side may lack mass."""
+ONE_SIDED = 0.004  # The absolute mean of d from which on one side may lack mass.
 NOISE, BEYOND_NOISE = 0.99, 1.2
 """This quantile of the minor sign, so many times, is what noise explains of the major one."""
 MINORITY, FULL, BOUND = 0.03, 0.999, 3.0
 """Beyond the noise the minor sign has this share at most. This quantile of the major one is at most 3: top-p leaves at
 least exp(-3), 5 percent, of the mass."""
-CHANCE = 5
-"""Standard errors by which the mean importance ratio differs from 1."""
+CHANCE = 5  # Standard errors by which the mean importance ratio differs from 1.
 RISES, RISES_SLOWLY = 1.4, 1.5
 """The last third over the first at least, and over the first tenth where the growth is slow."""
 ORDERED, ORDERED_SLOWLY, ORDERED_BY_FAR, BY_FAR = 0.7, 0.9, 0.5, 30
@@ -70,10 +63,8 @@ Of the rows this share at most, and of the sure tokens of all others this share.
 JUMP_BEFORE, JUMP_ROWS, JUMP_FRESH = 2.0, 0.8, 4
 """Before a jump no step has more than so many times the gap of another one. Behind it this share of the rows has as
 much more than the median row before it. So many rows with a new prompt are needed."""
-ADVANCES = 0.8
-"""Of the training steps this share brings a newer version: the engine takes the updates."""
-LEVEL = 0.5
-"""After a jump, a rank correlation below this is no growth."""
+ADVANCES = 0.8  # Of the training steps this share brings a newer version: the engine takes the updates.
+LEVEL = 0.5  # After a jump, a rank correlation below this is no growth.
 
 
 def _temperature(case: CauseCase) -> None:
@@ -510,10 +501,8 @@ def _regression(x: NDArray[np.float32], y: NDArray[np.float32]) -> tuple[float, 
 class Trend:
     """The gap after each update."""
 
-    steps: NDArray[np.int64]
-    """The updates ``[S]``, ascending."""
-    means: NDArray[np.float64]
-    """The mean absolute d after each ``[S]``."""
+    steps: NDArray[np.int64]  # The updates ``[S]``, ascending.
+    means: NDArray[np.float64]  # The mean absolute d after each ``[S]``.
     parts: NDArray[np.int64]
     """The first update of each part ``[P]``: of each one, or of some together where each has few tokens."""
     units: NDArray[np.float64]

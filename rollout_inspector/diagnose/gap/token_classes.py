@@ -12,12 +12,9 @@ from rollout_inspector.streams.trajectory import Ids
 class TokenClass(IntEnum):
     """What a token is. The first class that fits holds."""
 
-    CONTROL = 0
-    """A control token: a role marker, a stop token, the mark of a call."""
-    TOOL_CALL = 1
-    """Between the marks that open and close a tool call."""
-    REASONING = 2
-    """Between the marks that open and close reasoning."""
+    CONTROL = 0  # A control token: a role marker, a stop token, the mark of a call.
+    TOOL_CALL = 1  # Between the marks that open and close a tool call.
+    REASONING = 2  # Between the marks that open and close reasoning.
     WHITE_SPACE = 3
     DIGITS = 4
     OTHER = 5

@@ -21,8 +21,7 @@ from rollout_inspector.streams.trajectory import Ids, Mask, Row, Step, Trajector
 
 Ints = NDArray[np.int32]
 Reals = NDArray[np.float32]
-CUT = "length"
-"""The reason of a completion that was cut by its length."""
+CUT = "length"  # The reason of a completion that was cut by its length.
 ROUTING = "routing"
 """The key in ``extra`` of a row or trajectory with the summary of its routing array: ``repeats``, ``zero_layers``."""
 CACHED = ("num_cached_tokens", "cached_tokens", "prefix_cached_tokens")
@@ -50,71 +49,51 @@ VERSIONS = ("policy_version", "weight_version", "policy_versions", "version")
 class GapRow:
     """What is known of a row that has compared tokens."""
 
-    trajectory: str
-    """The code or the id of its trajectory."""
-    row: int
-    """Its index in the trajectory."""
-    length: int
-    """Ids of the row."""
+    trajectory: str  # The code or the id of its trajectory.
+    row: int  # Its index in the trajectory.
+    length: int  # Ids of the row.
     training_step: int | None = None
     prompt: bytes = b""
     """Digest of the ids before the first trained token; empty = the row begins with a trained token."""
-    kinds: frozenset[str] = frozenset()
-    """The kinds of the findings in the row."""
-    is_cut: bool | None = None
-    """Whether its last completion was cut by its length; None = not recorded."""
+    kinds: frozenset[str] = frozenset()  # The kinds of the findings in the row.
+    is_cut: bool | None = None  # Whether its last completion was cut by its length; None = not recorded.
     repeats: float | None = None
     """Share of the routing rows that repeat the row before, from 0 to 1; None = no routing is recorded."""
-    cached: int | None = None
-    """Prompt tokens that came from the prefix cache; None = not recorded."""
+    cached: int | None = None  # Prompt tokens that came from the prefix cache; None = not recorded.
     top_p: float | None = None
     temperature: float | None = None
-    has_calls: bool = False
-    """Its trajectory holds engine calls."""
+    has_calls: bool = False  # Its trajectory holds engine calls.
     worker: str = ""
     """The engine that sampled it, where several are told apart; empty = not recorded, or several in one row."""
-    packed: int | None = None
-    """Sequences before it in the packed row that the trainer read; None = not recorded."""
-    precisions: tuple[str, ...] = ("", "")
-    """What sampler and trainer hold weights in; empty = not recorded."""
+    packed: int | None = None  # Sequences before it in the packed row that the trainer read; None = not recorded.
+    precisions: tuple[str, ...] = ("", "")  # What sampler and trainer hold weights in; empty = not recorded.
 
 
 @dataclass(frozen=True, eq=False)
 class GapTokens:
     """The compared tokens of a run."""
 
-    rows: Sequence[GapRow]
-    """The rows, in order."""
-    row: Ints
-    """``[N]``: index in :attr:`rows`, ascending."""
-    offset: Ints
-    """``[N]``: offset in the row."""
-    ids: Ids
-    """``[N]``: token ids."""
-    sampler: Reals
-    """``[N]``: log-probabilities in nats."""
-    trainer: Reals
-    """``[N]``: log-probabilities in nats."""
-    position: Ints
-    """``[N]``: tokens between this one and the first of its trained stretch."""
-    turn: Ints
-    """``[N]``: how many trained stretches of its row lie before its stretch."""
-    version: Ints
-    """``[N]``: index in :attr:`versions`; -1 = not recorded."""
+    rows: Sequence[GapRow]  # The rows, in order.
+    row: Ints  # ``[N]``: index in :attr:`rows`, ascending.
+    offset: Ints  # ``[N]``: offset in the row.
+    ids: Ids  # ``[N]``: token ids.
+    sampler: Reals  # ``[N]``: log-probabilities in nats.
+    trainer: Reals  # ``[N]``: log-probabilities in nats.
+    position: Ints  # ``[N]``: tokens between this one and the first of its trained stretch.
+    turn: Ints  # ``[N]``: how many trained stretches of its row lie before its stretch.
+    version: Ints  # ``[N]``: index in :attr:`versions`; -1 = not recorded.
     versions: Sequence[str]
     """Policy versions, the oldest first as far as their numbers or their order of appearance tell."""
     kind: NDArray[np.uint8] | None = None
     """``[N]``: a :class:`~rollout_inspector.diagnose.gap.token_classes.TokenClass`; None = no tokenizer was used."""
-    columns: Mapping[str, int] = field(default_factory=dict)
-    """The trainer's column -> rows that were compared with it."""
+    columns: Mapping[str, int] = field(default_factory=dict)  # The trainer's column -> rows that were compared with it.
     scored: Mapping[str, Reals] = field(default_factory=dict)
     """Further columns ``[N]`` that engines made later, by name; NaN = no value."""
     kept_mass: Reals | None = None
     """``[N]``: the logarithm of the mass that top-p and top-k left, 0 = all of it; None = no row records it."""
     noise: tuple[float, float] | None = None
     """Mean and 99th percentile of the absolute difference of an engine against itself; None = not measured."""
-    rows_without: int = 0
-    """Rows with trained tokens that lack a side, or hold it in another length."""
+    rows_without: int = 0  # Rows with trained tokens that lack a side, or hold it in another length.
 
     def __len__(self) -> int:
         return len(self.row)

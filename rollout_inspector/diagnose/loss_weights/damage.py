@@ -26,10 +26,8 @@ from rollout_inspector.streams.prefix import common_prefix, merge_steps, row_of
 from rollout_inspector.streams.row_places import sampled_in_row
 from rollout_inspector.streams.trajectory import Floats, Ids, Origin, Row, Step, Trajectory
 
-_UNKNOWN = ("token_ids_missing", "tokenizer_mismatch")
-"""Kinds that say that nobody knows what was sampled."""
-_OTHER = "logprobs_other_distribution"
-"""The kind of wrong values of the trainer's own column."""
+_UNKNOWN = ("token_ids_missing", "tokenizer_mismatch")  # Kinds that say that nobody knows what was sampled.
+_OTHER = "logprobs_other_distribution"  # The kind of wrong values of the trainer's own column.
 _VALUES = ("columns_shifted", "logprob_invalid", _OTHER, "advantage_misplaced")
 """Kinds of wrong values on right tokens."""
 _FLIPPED = (
@@ -44,17 +42,14 @@ _TRAINER = "trainer_logprobs"
 class DamageCase:
     """A trajectory whose damage can be measured."""
 
-    sequences: tuple[Ids, ...]
-    """What the model reads, each once."""
+    sequences: tuple[Ids, ...]  # What the model reads, each once.
     rows: tuple[tuple[Row, int, int, int], ...]
     """Each row as it is; the sequence that it is, one of what was sampled, and how many leading tokens both share."""
-    sampled: tuple[tuple[Row, int], ...]
-    """The rows of what was sampled, and the sequence that each is."""
+    sampled: tuple[tuple[Row, int], ...]  # The rows of what was sampled, and the sequence that each is.
     causes: tuple[Ids, ...]
     """For each sequence ``[T]`` the number of the finding that explains a difference there, from 1; 0 = none."""
     rule: str
-    temperature: float
-    """Of the sampling. The gradient is that of the distribution at this temperature."""
+    temperature: float  # Of the sampling. The gradient is that of the distribution at this temperature.
 
     def weights(self, scores: Sequence[Floats]) -> tuple[list[Values], dict[int, list[Values]], list[Values]]:
         """For each sequence ``[T]`` the weights of what was sampled; by finding those of the rows minus these; of rows.

@@ -18,8 +18,7 @@ MAX_ALIGNED_TOKENS = 300_000
 """The most tokens of a trajectory whose steps are aligned with the rows of a source, to place findings in these."""
 AT, IN_ROW, IN_TRAJECTORY = "tokens", "rows", "trajectories"
 """What holds weight: the tokens at the places of a finding, its rows, its trajectories."""
-OF_CLASS = "class"
-"""What holds weight: the tokens of a class."""
+OF_CLASS = "class"  # What holds weight: the tokens of a class.
 
 Sums = NDArray[np.float64]
 """``[rules, 2]``: the sum of the sizes of weights, and the same with each divided by the trained tokens of its row."""
@@ -58,15 +57,11 @@ class FindingPlaces:
 class TrajectoryWeights:
     """The weights of one trajectory before the mean."""
 
-    batch: int | None
-    """Its training step; the trajectories of one step are one batch."""
-    tokens: int
-    """Tokens under the loss mask."""
-    rows: int
-    """Rows with such a token."""
+    batch: int | None  # Its training step; the trajectories of one step are one batch.
+    tokens: int  # Tokens under the loss mask.
+    rows: int  # Rows with such a token.
     sums: Sums
-    known: tuple[int, ...] = ()
-    """By rule: the tokens whose weight is decidable."""
+    known: tuple[int, ...] = ()  # By rule: the tokens whose weight is decidable.
 
 
 class WeightSums:

@@ -11,23 +11,18 @@ from rollout_inspector.diagnose.loss_weights.rules import MAX_LOG_RATIO, LossRul
 from rollout_inspector.streams.prefix import common_prefix
 from rollout_inspector.streams.trajectory import Floats, Row
 
-ADVANTAGES = "advantages"
-"""A trainer's column of advantages; any name that holds ``advantage`` is read as one."""
+ADVANTAGES = "advantages"  # A trainer's column of advantages; any name that holds ``advantage`` is read as one.
 
 
 @dataclass(frozen=True, eq=False)
 class LossInputs:
     """The tokens of a row under the loss mask. Arrays are ``[n]``; NaN = not known."""
 
-    offsets: NDArray[np.int64]
-    """Offsets in the row."""
+    offsets: NDArray[np.int64]  # Offsets in the row.
     advantages: Values
-    log_ratios: Values
-    """``trainer - sampler``, at most 20 in size."""
-    lacks: tuple[str, ...]
-    """The columns that the row lacks, of ``advantages``, ``sampler`` and ``trainer``."""
-    has_column: bool
-    """A trainer's column holds the advantages."""
+    log_ratios: Values  # ``trainer - sampler``, at most 20 in size.
+    lacks: tuple[str, ...]  # The columns that the row lacks, of ``advantages``, ``sampler`` and ``trainer``.
+    has_column: bool  # A trainer's column holds the advantages.
 
 
 def advantage_column(row: Row) -> str:

@@ -15,14 +15,10 @@ Flags = NDArray[np.bool_]
 
 CLIP_LOW, CLIP_HIGH = 0.2, 0.2
 """GRPO: the ratio is clipped to ``1 - CLIP_LOW .. 1 + CLIP_HIGH`` (DeepSeekMath; PPO's epsilon)."""
-TIS_CAP = 2.0
-"""TIS: a larger ratio counts as this one (the default of verl and ms-swift)."""
-ICEPOP_LOW, ICEPOP_HIGH = 0.5, 5.0
-"""IcePop: a token with a ratio outside of these is masked."""
-GSPO_LOW, GSPO_HIGH = 3e-4, 4e-4
-"""GSPO: the clip of the sequence's ratio (the paper, section 5.1)."""
-MAX_LOG_RATIO = 20.0
-"""Log-ratios beyond this count as this, so that one token does not overflow a sum."""
+TIS_CAP = 2.0  # TIS: a larger ratio counts as this one (the default of verl and ms-swift).
+ICEPOP_LOW, ICEPOP_HIGH = 0.5, 5.0  # IcePop: a token with a ratio outside of these is masked.
+GSPO_LOW, GSPO_HIGH = 3e-4, 4e-4  # GSPO: the clip of the sequence's ratio (the paper, section 5.1).
+MAX_LOG_RATIO = 20.0  # Log-ratios beyond this count as this, so that one token does not overflow a sum.
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,10 +30,8 @@ class RowWeights:
 
     0 = the token has no gradient. NaN = not decidable.
     """
-    clipped: Flags
-    """The clip or the cap changed the factor."""
-    masked: Flags
-    """The rule took the token out."""
+    clipped: Flags  # The clip or the cap changed the factor.
+    masked: Flags  # The rule took the token out.
 
     @property
     def known(self) -> Flags:
@@ -51,15 +45,12 @@ class LossRule:
 
     slug: str
     label: str
-    formula: str
-    """The factor of the advantage, with ``r = exp(trainer - sampler)``."""
+    formula: str  # The factor of the advantage, with ``r = exp(trainer - sampler)``.
     text: str
     source: str
     url: str
-    weigh: Callable[[Values, Values], RowWeights]
-    """Takes log-ratios and advantages ``[n]``, all finite."""
-    needs_ratio: bool = True
-    """It needs the log-probabilities of sampler and trainer."""
+    weigh: Callable[[Values, Values], RowWeights]  # Takes log-ratios and advantages ``[n]``, all finite.
+    needs_ratio: bool = True  # It needs the log-probabilities of sampler and trainer.
     of_row: bool = False
     """One ratio counts for the whole row, so that every trained token of the row needs both log-probabilities."""
 

@@ -9,22 +9,17 @@ import zstandard
 
 PACKED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", *(bytes([0x50 + n]) + b"\x2a\x4d\x18" for n in range(16)))
 """The first bytes of gzip, of zstd, and of a frame of zstd that is skipped, as pzstd writes it in front."""
-DAMAGE = (zlib.error, gzip.BadGzipFile, EOFError, zstandard.ZstdError, OSError)
-"""What reading a damaged file raises."""
+DAMAGE = (zlib.error, gzip.BadGzipFile, EOFError, zstandard.ZstdError, OSError)  # What reading a damaged file raises.
 Kind = Literal["gzip", "zstd"]
-_BITE = 2048
-"""Bytes that are unpacked at once: one byte of a bomb can stand for 30 kB."""
+_BITE = 2048  # Bytes that are unpacked at once: one byte of a bomb can stand for 30 kB.
 
 
 class Unpacked(NamedTuple):
     """Some of the bytes of a packed file."""
 
-    frame: int
-    """The byte of the file at which their frame begins; a frame of gzip is called a member."""
-    stop: int
-    """The byte of the file behind those that it was made of."""
-    data: bytes
-    """Unpacked."""
+    frame: int  # The byte of the file at which their frame begins; a frame of gzip is called a member.
+    stop: int  # The byte of the file behind those that it was made of.
+    data: bytes  # Unpacked.
 
 
 def pieces(raw: BinaryIO, kind: Kind) -> Iterator[Unpacked]:

@@ -57,8 +57,7 @@ def _line_parts(source: Source, n_bytes: int) -> list[FilePart]:
 class _Cut(NamedTuple):
     frame: int
     skip: int
-    at: int
-    """Unpacked bytes of the file before the cut."""
+    at: int  # Unpacked bytes of the file before the cut.
     line: int
 
 

@@ -25,16 +25,11 @@ belongs to one of the sessions. ``[these lines]``: the line is the last one of i
 class FilePart:
     """A part of a file: whole lines, row groups of Parquet, or the lines of some sessions."""
 
-    start: int
-    """Byte of the file at which it begins."""
-    size: int
-    """Bytes of the file."""
-    line: int
-    """Number of its first line or row."""
-    groups: range | None = None
-    """Row groups of Parquet."""
-    sessions: SessionLines | None = field(default=None, compare=False)
-    """Lines of sessions; ``size`` counts them alone."""
+    start: int  # Byte of the file at which it begins.
+    size: int  # Bytes of the file.
+    line: int  # Number of its first line or row.
+    groups: range | None = None  # Row groups of Parquet.
+    sessions: SessionLines | None = field(default=None, compare=False)  # Lines of sessions; ``size`` counts them alone.
     packed: tuple[Kind, int, int] | None = None
     """Lines of a packed file: its kind, unpacked bytes from the beginning of the part's frame to the first line, and
     unpacked bytes of the lines. Then ``start`` and ``size`` are packed bytes."""

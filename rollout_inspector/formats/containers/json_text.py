@@ -38,8 +38,7 @@ def _plain(value: Any) -> Any:
 _NULL = re.compile(rb"null(?<![^:\[,]null)")  # as a value; a literal in front is found fast
 _encode = msgspec.json.Encoder(enc_hook=_plain).encode
 
-MAX_DEPTH = 64
-"""Levels of nested objects and lists. Copying deeper values would exceed Python's recursion limit."""
+MAX_DEPTH = 64  # Levels of nested objects and lists. Copying deeper values would exceed Python's recursion limit.
 
 
 def json_problem(value: Any) -> str:

@@ -18,8 +18,7 @@ class LinePlace(NamedTuple):
     size: int
     number: int
     stop: int
-    is_ended: bool = True
-    """False: the file ends in it, so that it may still be written."""
+    is_ended: bool = True  # False: the file ends in it, so that it may still be written.
 
 
 def line_places(raw: BinaryIO, start: int, number: int, size: int) -> Iterator[LinePlace]:

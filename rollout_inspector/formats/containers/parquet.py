@@ -17,8 +17,7 @@ from rollout_inspector.formats.containers.json_text import canonical_json
 from rollout_inspector.formats.containers.refusals import FileRefused, TooLarge
 
 BATCH_ROWS = 64
-BATCH_BYTES = 1 << 20
-"""Largest size in the file of rows that are read at once. One row may be larger."""
+BATCH_BYTES = 1 << 20  # Largest size in the file of rows that are read at once. One row may be larger.
 
 
 def _opened(raw: BinaryIO) -> Any:

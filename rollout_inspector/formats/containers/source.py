@@ -30,10 +30,8 @@ class SourceLine:
 
     number: int
     """1-based. In a file of one JSON array, or of objects over several lines, it counts elements or objects."""
-    data: bytes | None
-    """None = beyond a limit."""
-    problem: str = ""
-    """The sentence that says which limit."""
+    data: bytes | None  # None = beyond a limit.
+    problem: str = ""  # The sentence that says which limit.
 
     def checked(self) -> bytes:
         """The line. Raises :class:`BadLine` when it is beyond a limit."""
@@ -47,25 +45,19 @@ class Source:
 
     def __init__(self, name: str, opener: Callable[[], BinaryIO], size: int) -> None:
         self.name = name
-        self.path = name
-        """The name with its folders, as far as they are known: a folder may tell the training step."""
+        self.path = name  # The name with its folders, as far as they are known: a folder may tell the training step.
         self._folder: Path | None = None
-        self.size = size
-        """Bytes on disk, of a compressed file its compressed size."""
+        self.size = size  # Bytes on disk, of a compressed file its compressed size.
         self._opener = opener
         self._raw: BinaryIO | None = None
         self._is_looked_over = False
         self._n_own = 0
-        self.part: FilePart | None = None
-        """The part of the file that is read; None = all of it."""
-        self.line = 0
-        """The number of the last line that :meth:`lines` yielded."""
-        self.only: int | None = None
-        """The number of the only line that :meth:`lines` yields; None = all."""
+        self.part: FilePart | None = None  # The part of the file that is read; None = all of it.
+        self.line = 0  # The number of the last line that :meth:`lines` yielded.
+        self.only: int | None = None  # The number of the only line that :meth:`lines` yields; None = all.
         self.is_document = False
         """The file holds JSON objects over many lines. Each object is read as a line, with the limit of a line."""
-        self.on_line: Callable[[], None] = _nothing
-        """Called before each line. It may raise to stop the reading."""
+        self.on_line: Callable[[], None] = _nothing  # Called before each line. It may raise to stop the reading.
 
     @classmethod
     def of_path(

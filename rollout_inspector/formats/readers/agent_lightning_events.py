@@ -23,8 +23,7 @@ from rollout_inspector.streams.trajectory import Step, Trajectory
 _ROLLOUT = ("rollout_id", "status", "config")
 _DATA = ("request", "response", "server", "model", "model_version", "prompt_token_ids", "response_token_ids")
 _EVENT = ("event_type", "rollout_id", "attempt_id", "data")
-MAX_TYPES = 50
-"""Types of other events that are counted for a trajectory."""
+MAX_TYPES = 50  # Types of other events that are counted for a trajectory.
 
 
 def read(source: Source) -> Iterator[Trajectory | Rejected]:

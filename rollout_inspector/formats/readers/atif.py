@@ -16,8 +16,7 @@ from rollout_inspector.streams.trajectory import Message, Step, Trajectory
 _TRAJECTORY = ("steps", "session_id", "subagent_trajectories")
 _STEP = ("source", "message", "reasoning_content", "tool_calls", "observation", "metrics")
 _METRICS = ("prompt_token_ids", "completion_token_ids", "logprobs")
-MAX_AGENTS = 1000
-"""Sub-agents of a line, however deep they stand in one another."""
+MAX_AGENTS = 1000  # Sub-agents of a line, however deep they stand in one another.
 
 
 def _batch(value: Any, number: int) -> list[Trajectory]:

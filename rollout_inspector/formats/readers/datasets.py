@@ -58,8 +58,7 @@ def _detect_rows(values: Sequence[Any]) -> bool:
 
 SIDES = ("chosen", "rejected", "completion")
 _IDS = ("{}_input_ids", "{}_ids")
-_MAX_MERGED = 4
-"""Last tokens of a prompt that may be others where it was encoded with the answer."""
+_MAX_MERGED = 4  # Last tokens of a prompt that may be others where it was encoded with the answer.
 
 
 def _pair(value: Any, number: int) -> list[Trajectory]:

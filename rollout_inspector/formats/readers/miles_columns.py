@@ -23,8 +23,7 @@ CONVERSATIONS = "trajectory"
 _NAME = re.compile(r"(?:^|/)rollout_(eval_)?(\d{1,9})\.[\w.]+$")
 _KNOWN = ("sample_index", "response_length", "total_length", "tokens", "loss_mask", "rollout_log_probs")
 _SAID = ("sample_index", "sample_occurrence", "group_index", "status", "reward")
-Key = tuple[int, int]
-"""The index of a sample, and how many samples of that index stand before it."""
+Key = tuple[int, int]  # The index of a sample, and how many samples of that index stand before it.
 
 
 def read(source: Source) -> Iterator[Trajectory | Rejected]:

@@ -19,8 +19,7 @@ from rollout_inspector.formats.shapes import BadLine
 from rollout_inspector.streams.trajectory import NO_IDS, Message, Step, Trajectory
 
 IDS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
-TOLD = ("routed_experts", "sampling_mask", "weight_versions")
-"""What an engine tells beside the ids of a call."""
+TOLD = ("routed_experts", "sampling_mask", "weight_versions")  # What an engine tells beside the ids of a call.
 _OTHERS = {IDS[1]: prompts.parse_ids, IDS[2]: prompts.parse_floats}
 _OBSERVED = ("function_call_output", "computer_call_output", "custom_tool_call_output")
 _KNOWN = ("response", "reward", "_ng_task_index", "_ng_rollout_index", "reward_parts")

@@ -18,11 +18,9 @@ from rollout_inspector.formats.shapes import BadLine
 from rollout_inspector.streams.prefix import shared_with_stream
 from rollout_inspector.streams.trajectory import Ids, Mask, Step, Trajectory
 
-MAX_GAP = 1 << 20
-"""Bytes between two lines of a part of :func:`session_parts` that are read rather than jumped over."""
+MAX_GAP = 1 << 20  # Bytes between two lines of a part of :func:`session_parts` that are read rather than jumped over.
 
-MAX_READS = 8
-"""How often the parts of :func:`session_parts` together read the file at most."""
+MAX_READS = 8  # How often the parts of :func:`session_parts` together read the file at most.
 
 
 @dataclass
@@ -33,8 +31,7 @@ class Session:
     steps: list[tuple[int, Step]] = field(default_factory=list)
     """(number of ids shared with the stream before, step with the rest of its prompt)."""
     last: Step | None = None
-    names: list[str] = field(default_factory=list)
-    """The source's name of each step, empty where it has none."""
+    names: list[str] = field(default_factory=list)  # The source's name of each step, empty where it has none.
     tokenizer: str = ""
     reward: float | None = None
     group: str = ""
@@ -171,8 +168,7 @@ def session_parts(source: Source, n_bytes: int, session_id: SessionId) -> list[F
     return []
 
 
-Spans = list[NDArray[np.int64]]
-"""The places of the lines of a part, in stretches that are read whole."""
+Spans = list[NDArray[np.int64]]  # The places of the lines of a part, in stretches that are read whole.
 
 
 class _Index:

@@ -11,14 +11,12 @@ import numpy as np
 
 from rollout_inspector.streams.trajectory import Ids, Row, Trajectory
 
-IGNORED = -100
-"""The label that takes a token out of a supervised loss."""
+IGNORED = -100  # The label that takes a token out of a supervised loss.
 
 Decode = Callable[[Ids], str]
 Recorder = Callable[[Trajectory, Sequence[Row]], Iterator[dict[str, Any]]]
 """Yields the records of a trajectory's rows, one for each row, in order."""
-Start = Callable[[Decode | None], Recorder]
-"""A recorder for one file. Without a tokenizer nothing can be decoded."""
+Start = Callable[[Decode | None], Recorder]  # A recorder for one file. Without a tokenizer nothing can be decoded.
 
 
 def per_row(record: Callable[[Row, Trajectory], dict[str, Any]]) -> Start:

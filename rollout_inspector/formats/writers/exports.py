@@ -46,16 +46,14 @@ class Export:
     title: str
     start: Start
     rows: RowsOf = rows_of
-    faults: tuple[FaultOf, ...] = ()
-    """Checks of a trajectory together with its rows."""
+    faults: tuple[FaultOf, ...] = ()  # Checks of a trajectory together with its rows.
     needs_logprobs: bool = True
     needs_prompt: bool = True
     longest: int | None = None
     writes_advantages: bool = False
     columns: tuple[str, ...] = ()
     """Empty = one object on each line; else one JSON object with these lists, which have an element for each row."""
-    more: Mapping[str, Any] = field(default_factory=dict)
-    """Further fields of that one object."""
+    more: Mapping[str, Any] = field(default_factory=dict)  # Further fields of that one object.
 
     @property
     def join(self) -> Join | None:

@@ -8,11 +8,9 @@ from typing import Any
 
 from rollout_inspector.streams.trajectory import Row
 
-LABEL_IGNORED = -100
-"""The label that takes a token out of a supervised loss."""
+LABEL_IGNORED = -100  # The label that takes a token out of a supervised loss.
 
-Places = Sequence[int]
-"""Offsets in the row, as the reader of the format makes it."""
+Places = Sequence[int]  # Offsets in the row, as the reader of the format makes it.
 MaskPlaces = Callable[[dict[str, Any], int, Places, Row], None]
 """``(record, n, places, row)``: at these places the n-th trajectory of the record, which is known to be readable, gets
 the mask and the advantages of the row."""

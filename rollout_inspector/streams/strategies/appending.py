@@ -158,8 +158,7 @@ class ToolDelta(Appending):
         return self._context.cache.remember(key, lambda: dummy_conversation(messages, arguments))
 
 
-FORMS: tuple[Any, ...] = ({}, "{}")
-"""A call's arguments, as an object and as JSON text."""
+FORMS: tuple[Any, ...] = ({}, "{}")  # A call's arguments, as an object and as JSON text.
 
 
 def dummy_conversation(messages: Sequence[Message], arguments: Any) -> list[Message]:

@@ -23,15 +23,13 @@ from rollout_inspector.streams.trajectory import NO_IDS, Floats, Ids, Mask, Mess
 
 Tools = Sequence[Mapping[str, Any]] | None
 T = TypeVar("T")
-MAX_REMEMBERED = 8192
-"""Renders that are kept: several times what a batch of trajectories asks for."""
+MAX_REMEMBERED = 8192  # Renders that are kept: several times what a batch of trajectories asks for.
 
 
 class StrategyRefused(Exception):
     """The strategy cannot work with this chat template or conversation. The message says why and what would help."""
 
-    of_rows = False
-    """The refusal is about the chat template of the rows, where that is another one."""
+    of_rows = False  # The refusal is about the chat template of the rows, where that is another one.
 
     def __str__(self) -> str:
         return f"The chat template of the rows: {super().__str__()}" if self.of_rows else super().__str__()
@@ -100,8 +98,7 @@ class Context:
 
     codec: Codec
     renderer: Renderer
-    stop_ids: frozenset[int]
-    """The ids that end a completion: EOS and the model's other stop tokens."""
+    stop_ids: frozenset[int]  # The ids that end a completion: EOS and the model's other stop tokens.
     cache: SharedRenders = field(default_factory=SharedRenders)
     rows: Context | None = None
     """The context of the rows, where the rows are made with another chat template than the prompts; else None."""
@@ -111,8 +108,7 @@ class Context:
     """A faster function that returns the ids of ``codec.encode``; None = there is none."""
     keeps_prompts: bool = True
     """Whether a replay may keep recorded prompts: False where it tries another tokenizer or chat template."""
-    repr_of: Callable[[Any], str] = repr
-    """``repr``, or a cache of it for values that never change."""
+    repr_of: Callable[[Any], str] = repr  # ``repr``, or a cache of it for values that never change.
     refused: str = ""
     """Why nothing can be rendered, as a sentence; empty = it can. Recorded steps make rows all the same."""
 
@@ -185,8 +181,7 @@ class ConversationTurn:
     """A completion, and what the conversation gained before the next one."""
 
     step: Step
-    reply: Message | None
-    """The assistant's message as the next request repeats it, else as it was parsed."""
+    reply: Message | None  # The assistant's message as the next request repeats it, else as it was parsed.
     following: tuple[Message, ...] | None
     """The messages that came before the next completion; None for the last one of its segment."""
 
@@ -203,10 +198,8 @@ class ConversationTurn:
 class ConversationSegment:
     """Consecutive steps that each continue the conversation of the step before."""
 
-    start: int
-    """Index of the first step."""
-    messages: tuple[Message, ...]
-    """The messages of the first step's request."""
+    start: int  # Index of the first step.
+    messages: tuple[Message, ...]  # The messages of the first step's request.
     tools: Tools
     kwargs: Mapping[str, Any]
     turns: tuple[ConversationTurn, ...]
@@ -264,12 +257,10 @@ class Strategy(ABC):
     """One trajectory under a strategy. The attributes of the class are what forms, pages and commands ask of it."""
 
     slug: str = ""
-    about: str = ""
-    """One sentence for forms and pages."""
+    about: str = ""  # One sentence for forms and pages.
     parameters: Mapping[str, int] = MappingProxyType({})
     """The numbers that the rule depends on, by name. Pages and reports show them."""
-    package: str = ""
-    """The optional Python package that the strategy needs; empty = none."""
+    package: str = ""  # The optional Python package that the strategy needs; empty = none.
     rows_follow_from_steps: bool = False
     """Whether ``rows()`` returns what merging the steps returns, so that nothing else needs to be stored."""
     continues_message: bool = False

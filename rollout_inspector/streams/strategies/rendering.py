@@ -293,8 +293,7 @@ class Reconcile(Rendering):
         self._buffer = Buffer()
         self._step_indices: list[int] = []
         self._last_start = 0
-        self.decisions: list[str] = []
-        """One of ``clean``, ``realign``, ``fork`` for each prompt after the first."""
+        self.decisions: list[str] = []  # One of ``clean``, ``realign``, ``fork`` for each prompt after the first.
 
     def begin(self, messages: Sequence[Message], tools: Tools, kwargs: Mapping[str, Any]) -> Ids:
         prompt = super().begin(messages, tools, kwargs)

@@ -32,20 +32,14 @@ class StrategyResult:
 
     slug: str
     rows: tuple[Row, ...] = ()
-    trained_tokens: int = 0
-    """Tokens under the gradient, over all rows."""
-    lost_tokens: int = 0
-    """Sampled tokens that no row trains as they were sampled."""
-    prompt_tokens_repaid: int = 0
-    """Tokens of later rows that an earlier row has already forwarded."""
-    sampled_tokens: int = 0
-    """All tokens that the trajectory sampled."""
-    frozen_steps: int = 0
-    """Steps before the last rewrite of history. The strategy has them as prompt, masked."""
+    trained_tokens: int = 0  # Tokens under the gradient, over all rows.
+    lost_tokens: int = 0  # Sampled tokens that no row trains as they were sampled.
+    prompt_tokens_repaid: int = 0  # Tokens of later rows that an earlier row has already forwarded.
+    sampled_tokens: int = 0  # All tokens that the trajectory sampled.
+    frozen_steps: int = 0  # Steps before the last rewrite of history. The strategy has them as prompt, masked.
     differs_at: tuple[int, int] | None = None
     """The step and the offset in its recorded stream at which the strategy's stream first differs."""
-    refused: str = ""
-    """Why the strategy cannot be replayed. All other fields are then empty."""
+    refused: str = ""  # Why the strategy cannot be replayed. All other fields are then empty.
 
     @property
     def trained_share(self) -> float:
@@ -55,8 +49,7 @@ class StrategyResult:
 
 New = Callable[[Context], Strategy]
 
-BATCH_STEPS = 128
-"""Steps whose renders are made in one round trip."""
+BATCH_STEPS = 128  # Steps whose renders are made in one round trip.
 
 
 def replay(trajectory: Trajectory, strategy: New, context: Context) -> StrategyResult:

@@ -45,8 +45,7 @@ MAX_MEMO = 200_000
 # State bits, low to high: origin 3, mask 1, logprob class 4, fault 1, mark 1, note 1, foreign 1, said 1.
 _MASK, _QUANTILE, _FAULT, _MARK, _NOTE, _FOREIGN, _SAID = 3, 4, 8, 9, 10, 11, 12
 _STATE_BITS = 13
-_SPOKEN = 7 | 1 << _MASK | 1 << _FAULT | 1 << _NOTE | 1 << _FOREIGN
-"""The bits that a screen reader is told of."""
+_SPOKEN = 7 | 1 << _MASK | 1 << _FAULT | 1 << _NOTE | 1 << _FOREIGN  # The bits that a screen reader is told of.
 
 
 class Html(str):
@@ -67,16 +66,11 @@ Block = tuple[int, int, Html]
 class Marks:
     """What is drawn over the tokens of a row. All places are row offsets."""
 
-    faults: Ranges = ()
-    """Places of errors and warnings. An empty one is drawn on the token after it."""
-    notes: Ranges = ()
-    """Places of info findings."""
-    foreign: Ranges = ()
-    """Tokens that were not sampled as they stand. They are marked where they are trained."""
-    origins_tell: bool = False
-    """Trained tokens with another origin than sampled are marked as foreign too."""
-    chosen: tuple[int, int] | None = None
-    """The range that the address marks."""
+    faults: Ranges = ()  # Places of errors and warnings. An empty one is drawn on the token after it.
+    notes: Ranges = ()  # Places of info findings.
+    foreign: Ranges = ()  # Tokens that were not sampled as they stand. They are marked where they are trained.
+    origins_tell: bool = False  # Trained tokens with another origin than sampled are marked as foreign too.
+    chosen: tuple[int, int] | None = None  # The range that the address marks.
     gaps: Mapping[int, str] = field(default_factory=dict)
     """Offset -> the HTML of :func:`gap_html`, drawn before the token there. The end of the row is an offset too."""
     classes: NDArray[np.int64] | None = None
@@ -84,8 +78,7 @@ class Marks:
 
 
 NO_MARKS = Marks()
-MAX_LINE_BLOCKS = 8
-"""A line is at most so many times as long as a block before it is cut in its middle."""
+MAX_LINE_BLOCKS = 8  # A line is at most so many times as long as a block before it is cut in its middle.
 MAX_GAP_TEXT = 60
 
 
@@ -166,8 +159,7 @@ class TokenPainter:
     def __init__(self, table: ByteTable | None) -> None:
         self.table = table
         self._memo: dict[int, str] = {}
-        self._partial: dict[int, bytes] = {}
-        """Bytes of the ids whose own bytes are no UTF-8."""
+        self._partial: dict[int, bytes] = {}  # Bytes of the ids whose own bytes are no UTF-8.
         self._stretches: dict[tuple[int, ...], list[str]] = {}
 
     def window(self, tokens: Tokens, marks: Marks = NO_MARKS, margin: tuple[int, int] = (0, 0)) -> Html:

@@ -16,14 +16,11 @@ from rollout_inspector.streams.interfaces import Codec
 from rollout_inspector.streams.messages import ChatMessage, ToolCall, reply_in
 from rollout_inspector.streams.trajectory import Ids
 
-MAX_CALLS = 50
-"""Calls of one reading that are looked for in the tokens."""
-MAX_PARTS = 64
-"""Parts into which a text is cut to find it, where a parser has taken something out of its middle."""
+MAX_CALLS = 50  # Calls of one reading that are looked for in the tokens.
+MAX_PARTS = 64  # Parts into which a text is cut to find it, where a parser has taken something out of its middle.
 _MAX_NAMES, _MAX_LEAVES = 8, 20
 _MAX_LOST = 20
-_SHORTEST = 3
-"""Fewer characters are found anywhere."""
+_SHORTEST = 3  # Fewer characters are found anywhere.
 _FORM = r"name|arguments|parameters|function|functions|type|tool|call|calls|id"
 _OPENING = re.compile(
     rf"(?:<[^/<>][^<>]{{0,60}}>|<[\w|]{{1,30}}[=:]|\[[A-Z_]{{3,30}}\]|[\"'\s{{\[(:,=]|\b(?:{_FORM})\b)*\Z"
@@ -40,10 +37,8 @@ class ParserReading:
     content: str = ""
     reasoning: str = ""
     calls: tuple[ToolCall, ...] = ()
-    error: str = ""
-    """Why the parser read nothing, as a sentence; empty = it did read."""
-    others: str = ""
-    """What a message holds in other fields."""
+    error: str = ""  # Why the parser read nothing, as a sentence; empty = it did read.
+    others: str = ""  # What a message holds in other fields.
 
     @property
     def held(self) -> str:
@@ -67,16 +62,11 @@ where it stands ``[start, stop)``, a call as its raw text with tags. No span = i
 class ReadingAudit:
     """What a reading holds of a completion, and what it does not."""
 
-    pieces: tuple[PlacedPart, ...] = ()
-    """Their spans count tokens of the completion."""
-    lost: tuple[Stretch, ...] = ()
-    """Sampled words that no piece holds, at most 20 stretches."""
-    n_lost: int = 0
-    """How many stretches there are."""
-    added: tuple[str, ...] = ()
-    """Words that a piece holds and the ids do not say."""
-    n_unread_tokens: int = 0
-    """Tokens in which no piece stands: tags, and what is lost."""
+    pieces: tuple[PlacedPart, ...] = ()  # Their spans count tokens of the completion.
+    lost: tuple[Stretch, ...] = ()  # Sampled words that no piece holds, at most 20 stretches.
+    n_lost: int = 0  # How many stretches there are.
+    added: tuple[str, ...] = ()  # Words that a piece holds and the ids do not say.
+    n_unread_tokens: int = 0  # Tokens in which no piece stands: tags, and what is lost.
 
 
 class Completion:
@@ -85,15 +75,13 @@ class Completion:
     def __init__(self, ids: Ids, codec: Codec, stop_ids: frozenset[int]) -> None:
         """``ids`` ``[C]``, the stop token included."""
         self.ids, self.codec = ids, codec
-        self.n_said = len(ids) - bool(len(ids) and int(ids[-1]) in stop_ids)
-        """Tokens before the stop token."""
+        self.n_said = len(ids) - bool(len(ids) and int(ids[-1]) in stop_ids)  # Tokens before the stop token.
         data, self._ends = codec.joined_bytes(ids[: self.n_said])
         text = data.decode("utf-8", "surrogateescape")
         codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
         sizes = 1 + (codes >= 0x80).astype(np.int64) + (codes >= 0x800) + (codes >= 0x10000)
         sizes[(codes >= 0xDC80) & (codes <= 0xDCFF)] = 1
-        self.text = _BAD.sub("\ufffd", text)
-        """Control tokens kept. Each byte that is no UTF-8 is U+FFFD."""
+        self.text = _BAD.sub("\ufffd", text)  # Control tokens kept. Each byte that is no UTF-8 is U+FFFD.
         self._starts = np.concatenate([[0], np.cumsum(sizes)])
 
     def tokens(self, start: int, stop: int) -> tuple[int, int]:

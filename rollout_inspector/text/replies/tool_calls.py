@@ -21,8 +21,7 @@ Reader = Callable[[str, Tools], tuple[str, Calls]]
 _FIRST = ("look_up_tides", {"harbour": "Port Ellen", "days": 3})
 _SECOND = ("read_gauge", {"river": "Spey", "level": 17})
 _IDS = ("a1B2c3D4e", "f5G6h7J8k")
-_ANSWER = "§"
-"""A content that no call begins with."""
+_ANSWER = "§"  # A content that no call begins with.
 _CALL = re.compile(r"(?:(?<!\s)\s*)?<tool_call>(.*?)</tool_call>\s*", re.DOTALL)
 _NAME = r"(?P<name>[\w./-]+?)"
 _CONTROL = re.compile(r"\s*(?:<\|\w+\|>\s*)?")
@@ -34,8 +33,7 @@ _HARMONY_CALL = re.compile(
 )
 
 
-_Written = tuple[str, str | None]
-"""What a template wrote for one call, and for two calls where it accepts two."""
+_Written = tuple[str, str | None]  # What a template wrote for one call, and for two calls where it accepts two.
 
 
 def learn(renderer: Renderer) -> Reader | None:

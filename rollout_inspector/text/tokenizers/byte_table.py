@@ -17,8 +17,7 @@ class ByteTable:
     def __init__(self, offsets: NDArray[np.uint32], data: bytes | mmap.mmap, special: NDArray[np.bool_], kind: str):
         self.vocab_size = len(offsets) - 1
         self.special = special
-        self.kind = kind
-        """``byte_level``, ``metaspace``, ``wordpiece`` or ``decoded``: how the bytes were found."""
+        self.kind = kind  # ``byte_level``, ``metaspace``, ``wordpiece`` or ``decoded``: how the bytes were found.
         self._offsets = offsets
         self._data = data
         self._bytes = np.frombuffer(data, dtype=np.uint8)

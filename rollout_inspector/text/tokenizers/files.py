@@ -14,8 +14,7 @@ WANTED = (
     "chat_template.jinja",
 )
 """The files of a folder that are read and kept. All others are ignored."""
-MAX_JSON_BYTES = 64_000_000
-"""The largest tokenizer.json in use has 35 MB."""
+MAX_JSON_BYTES = 64_000_000  # The largest tokenizer.json in use has 35 MB.
 MAX_TEMPLATE_BYTES = 2_000_000
 
 

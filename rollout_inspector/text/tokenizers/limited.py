@@ -21,8 +21,7 @@ from rollout_inspector.text.tokenizers.files import TokenizerUnusable
 
 MAX_PROCESSES = 8
 """Tokenizers that this process keeps warm; each takes 100 to 300 MB. The one that rested longest ends first."""
-LOAD_SECONDS = 30
-"""Processor seconds for loading. The largest tokenizers in use need ten."""
+LOAD_SECONDS = 30  # Processor seconds for loading. The largest tokenizers in use need ten.
 TEXT_SECONDS, SECONDS_PER_MB = 3, 10
 """Processor seconds for a request, and for each million bytes of it. Slow encoders do one million in a second."""
 REFERENCE_BYTES = 2_000_000
@@ -30,10 +29,8 @@ REFERENCE_BYTES = 2_000_000
 PATIENCE, MAX_SECONDS = 10, 120.0
 """An overloaded machine may take so many times as long as the processor, up to so many seconds."""
 START_SECONDS = 60.0
-IDLE_SECONDS = 600.0
-"""A process that nobody asks for so long ends."""
-WAIT_SECONDS = 60.0
-"""How long a thread waits for its turn."""
+IDLE_SECONDS = 600.0  # A process that nobody asks for so long ends.
+WAIT_SECONDS = 60.0  # How long a thread waits for its turn.
 
 _PROGRAM = Path(__file__).parent / "worker" / "__main__.py"
 _ENVIRONMENT = {
@@ -71,8 +68,7 @@ class Turns:
 
 
 LOADS = Turns(4, WAIT_SECONDS, "Other tokenizers are being loaded, and the machine is busy. Try again in a minute.")
-CHECKED_NICE = 10
-"""How much less urgent a process is that looks at a tokenizer which nobody has checked yet."""
+CHECKED_NICE = 10  # How much less urgent a process is that looks at a tokenizer which nobody has checked yet.
 VALIDATIONS = Turns(2, 15.0, "Two other tokenizers are being checked. Try again in a minute.")
 """Fewer than ``LOADS``, so that tokenizers which nobody has checked yet do not keep the others waiting."""
 
@@ -85,8 +81,7 @@ class TokenizerProcess:
         self._process: LimitedProcess | None = None
         self._fast: LimitedProcess | None = None
         self._n_bytes = 0
-        self.encoder = "tokenizers"
-        """What encodes: the reference, until there is much text."""
+        self.encoder = "tokenizers"  # What encodes: the reference, until there is much text.
         self._turn = threading.Lock()
         self._sha256: str | None = None
         self._faults = Faults()

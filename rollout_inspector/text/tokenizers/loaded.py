@@ -21,8 +21,7 @@ from rollout_inspector.text.tokenizers import limited, wire
 from rollout_inspector.text.tokenizers.byte_table import ByteTable
 from rollout_inspector.text.tokenizers.files import WANTED, TokenizerUnusable, file_marks, tokenizer_folder
 
-PART_CHARACTERS = 4_000_000
-"""Texts that are encoded in one request hold so many characters, or are one text."""
+PART_CHARACTERS = 4_000_000  # Texts that are encoded in one request hold so many characters, or are one text.
 
 
 class LoadedTokenizer:
@@ -37,8 +36,7 @@ class LoadedTokenizer:
         about, (offsets, data, special, skipped) = self._process.load()
         self.path = folder
         self.name = folder.name
-        self.sha256: str = about["sha256"]
-        """The SHA-256 of the bytes of tokenizer.json."""
+        self.sha256: str = about["sha256"]  # The SHA-256 of the bytes of tokenizer.json.
         self.chat_template: str | None = about["chat_template"]
         self.named_tokens: Mapping[str, str] = about["named_tokens"]
         """``bos_token``, ``eos_token``, ...: the tokens that a chat template can name."""

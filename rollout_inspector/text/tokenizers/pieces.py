@@ -15,10 +15,8 @@ from rollout_inspector.text.tokenizers.files import TokenizerUnusable
 from rollout_inspector.text.tokenizers.loaded import LoadedTokenizer
 
 MAX_KEPT = 20_000
-MAX_KEPT_CHARACTERS = 20_000
-"""How many pieces are kept, and the characters of the longest one."""
-SHORT = 400
-"""A text with fewer characters is not compared with the text before it."""
+MAX_KEPT_CHARACTERS = 20_000  # How many pieces are kept, and the characters of the longest one.
+SHORT = 400  # A text with fewer characters is not compared with the text before it.
 
 
 class PieceEncoder:

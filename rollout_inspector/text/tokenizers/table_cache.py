@@ -8,8 +8,7 @@ import numpy as np
 
 from rollout_inspector.text.tokenizers.byte_table import ByteTable
 
-FORMAT = 2
-"""Part of the name of a table's folder. Raise it when the content of a table changes."""
+FORMAT = 2  # Part of the name of a table's folder. Raise it when the content of a table changes.
 TABLE_FILES = ("offsets.npy", "special.npy", "bytes.bin", "meta.json")
 """The files of a table, in the order in which they are stored: where the last one is, the table is whole."""
 

@@ -19,11 +19,9 @@ MAX_FOLDER_BYTES = 300_000_000
 MAX_ZIP_BYTES = 100_000_000
 ZIP_TOO_LARGE = f"The file is larger than {MAX_ZIP_BYTES // 1_000_000} MB; the zip of a tokenizer has a few."
 MAX_FILES = 200
-MAX_DIRECTORY_BYTES = 128 << 10
-"""Bytes of a zip's table of contents: many times what 200 names take."""
+MAX_DIRECTORY_BYTES = 128 << 10  # Bytes of a zip's table of contents: many times what 200 names take.
 METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-MAX_RATIO = 200
-"""A zip that grows more than this many times is a bomb; tokenizer.json grows about five times."""
+MAX_RATIO = 200  # A zip that grows more than this many times is a bomb; tokenizer.json grows about five times.
 
 
 def check_folder(path: str | Path) -> list[str]:

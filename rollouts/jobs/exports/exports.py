@@ -37,8 +37,7 @@ from rollouts.store.trajectory_filters import TrajectoryFilters
 
 log = logging.getLogger(__name__)
 
-FILE_AGE = timedelta(days=7)
-"""How long the file of an export is offered."""
+FILE_AGE = timedelta(days=7)  # How long the file of an export is offered.
 MAX_NOTES = 50
 WRITERS = (*(file_format.name for file_format in FORMATS.values() if file_format.write), *EXPORTS)
 """Names of what can be written: whole trajectories, then rows."""
@@ -67,16 +66,13 @@ class ExportOptions:
     """How a run is to be written. Raises :class:`Refusal` where the parts do not go together."""
 
     format: str = "own_jsonl"
-    strategy: str = ""
-    """The strategy whose rows are written; empty = the stored rows."""
+    strategy: str = ""  # The strategy whose rows are written; empty = the stored rows.
     force: bool = False
     """Rows that break the target's invariants are written too. Trajectories that the strategy refuses are left out."""
-    leave_out: bool = False
-    """Trajectories with such rows are left out, and trajectories that the strategy refuses."""
+    leave_out: bool = False  # Trajectories with such rows are left out, and trajectories that the strategy refuses.
     skip_discontinuous: bool = False
     """Trajectories that are not one row are left out: a later prompt does not begin with the stream before it."""
-    pad_to: int | None = None
-    """From the network at most ``MAX_PADDING``."""
+    pad_to: int | None = None  # From the network at most ``MAX_PADDING``.
     pad_id: int = 0
     only: Mapping[str, Any] | None = None
     """Which trajectories are written: fields of ``TrajectoryFilters`` by name; None = all."""
@@ -128,13 +124,10 @@ def write_run(
 class WrittenPart(NamedTuple):
     """What a part of an export holds."""
 
-    n: int
-    """Rows, or trajectories."""
+    n: int  # Rows, or trajectories.
     n_read: int
-    n_out: int
-    """Trajectories that were left out."""
-    first: str
-    """Why the first of these was left out."""
+    n_out: int  # Trajectories that were left out.
+    first: str  # Why the first of these was left out.
 
 
 def sentence_of(parts: Sequence[WrittenPart], options: ExportOptions) -> str:

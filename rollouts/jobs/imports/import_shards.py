@@ -38,12 +38,9 @@ PART_BYTES = 8 << 20
 
 At the end of an import the other workers wait for one shard at most."""
 MAX_PARTS = 256
-LOOK_AT = 20
-"""Trajectories at the beginning of a piece that may name its tokenizer."""
-MAX_LOOKED_AT = 20
-"""Pieces whose beginning is looked at."""
-STORE_ATTEMPTS = 5
-"""Two workers may store the same id in one moment. One of them tries again."""
+LOOK_AT = 20  # Trajectories at the beginning of a piece that may name its tokenizer.
+MAX_LOOKED_AT = 20  # Pieces whose beginning is looked at.
+STORE_ATTEMPTS = 5  # Two workers may store the same id in one moment. One of them tries again.
 
 
 # -- cutting

@@ -50,12 +50,9 @@ from rollouts.store.trajectories.trajectories import taken_ids
 
 BATCH_TRAJECTORIES = 500
 BATCH_TOKENS = 1_000_000
-BATCH_BYTES = 16_000_000
-"""Bytes of the file. A trajectory of text alone has no tokens."""
-BEAT_SECONDS = 0.5
-"""How often progress is written and the cancel flag is read."""
-GC_THRESHOLD = 100_000
-"""New objects until the cyclic garbage collector runs."""
+BATCH_BYTES = 16_000_000  # Bytes of the file. A trajectory of text alone has no tokens.
+BEAT_SECONDS = 0.5  # How often progress is written and the cancel flag is read.
+GC_THRESHOLD = 100_000  # New objects until the cyclic garbage collector runs.
 
 
 class ImportCancelled(Exception):

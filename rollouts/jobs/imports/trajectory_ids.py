@@ -16,22 +16,17 @@ from numpy.typing import NDArray
 from rollout_inspector.formats import Rejected
 
 MAX_NAME = 200
-Named = tuple[str, str]
-"""External id and group."""
+Named = tuple[str, str]  # External id and group.
 
 
 @dataclass
 class NamedPart:
     """The trajectories of a file, or of a part of it, in their order."""
 
-    file: str
-    """The name of the file, the same for all of its parts."""
-    number: int
-    """The number of the file, because two files may have one name."""
-    hashes: list[int] = field(default_factory=list)
-    """Of the id of each trajectory, as the file has it."""
-    lines: list[int] = field(default_factory=list)
-    """The line of each trajectory."""
+    file: str  # The name of the file, the same for all of its parts.
+    number: int  # The number of the file, because two files may have one name.
+    hashes: list[int] = field(default_factory=list)  # Of the id of each trajectory, as the file has it.
+    lines: list[int] = field(default_factory=list)  # The line of each trajectory.
 
 
 Names = tuple[dict[int, Named], dict[int, Named], dict[int, Rejected]]

@@ -18,8 +18,7 @@ from rollouts.store.models import Run, StoredTrajectory
 from rollouts.store.text import without_paths
 from rollouts.store.trajectories.trajectories import load_trajectories, trajectory_batches
 
-BATCH = 20
-"""Trajectories that are loaded at once."""
+BATCH = 20  # Trajectories that are loaded at once.
 
 
 def template_text(run: Run) -> str | None:

@@ -19,8 +19,7 @@ from rollouts.store.runs.runs import run_of_job
 from rollouts.store.trajectories.rows import row_totals
 from rollouts.store.trajectories.trajectories import LAST, finished_trajectories
 
-MAX_REASONS = 3
-"""Sentences of a strategy's refusals that are kept, the most frequent ones."""
+MAX_REASONS = 3  # Sentences of a strategy's refusals that are kept, the most frequent ones.
 
 
 def run_key(run: Run) -> str:

@@ -13,8 +13,7 @@ from rollout_inspector.streams.trajectory import NO_IDS, Ids, Message, Row, Step
 from rollout_inspector.text.tokenizers import LoadedTokenizer
 
 MAX_TURNS = 40
-MAX_DELTA_TOKENS = 600
-"""Tokens of one delta that are kept for the page."""
+MAX_DELTA_TOKENS = 600  # Tokens of one delta that are kept for the page.
 
 
 def strategy_deltas(

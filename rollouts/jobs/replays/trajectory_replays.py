@@ -22,10 +22,8 @@ from rollouts.store.models import Job, Replay, ReplayRows, Run, StoredTrajectory
 from rollouts.store.trajectories.replays import find_replay, replace_replay_rows, replay_of, replay_of_job
 from rollouts.store.trajectories.trajectories import load_trajectories
 
-VERSION = 7
-"""Raise it when a strategy makes other rows than before: stored replays are then stale."""
-REPAIR = "with_repair"
-"""The name in a replay's report of what the trajectory becomes under the repaired chat template."""
+VERSION = 7  # Raise it when a strategy makes other rows than before: stored replays are then stale.
+REPAIR = "with_repair"  # The name in a replay's report of what the trajectory becomes under the repaired chat template.
 NO_REPAIR = "The chat template passes every probe, so there is nothing to repair."
 MAX_STEPS = 500
 MAX_FORWARDED_TOKENS = 8_000_000

@@ -17,10 +17,8 @@ from rollout_inspector.text.tokenizers import ByteTable
 from rollouts.jobs.search.token_buffer import TokenBuffer
 
 MAX_IDS, MAX_TEXT = 256, 2000
-REGEX_SECONDS = 2.0
-"""Processor time that a regular expression may take on one trajectory."""
-REGEX_CARRY = 1024
-"""Tokens before a break that are read again with what follows it."""
+REGEX_SECONDS = 2.0  # Processor time that a regular expression may take on one trajectory.
+REGEX_CARRY = 1024  # Tokens before a break that are read again with what follows it.
 
 Range = tuple[int, int]
 
@@ -30,8 +28,7 @@ class PatternTooSlow(Exception):
 
     def __init__(self, trajectory: int) -> None:
         super().__init__(trajectory)
-        self.trajectory = trajectory
-        """The number of the trajectory in the buffer."""
+        self.trajectory = trajectory  # The number of the trajectory in the buffer.
 
 
 @dataclass(frozen=True)
@@ -43,14 +40,10 @@ class Pattern:
 
     A range may lie across two blocks, which no stream holds: the caller leaves it out. It may raise
     ``PatternTooSlow``."""
-    carry: int
-    """How many tokens before a break a match can begin, so that it still ends behind the break."""
-    needs_text: bool = True
-    """Nothing can be found without the bytes of the tokens."""
-    shares_tokens: bool = True
-    """Two results may have tokens in common."""
-    token_texts: tuple[bytes, ...] = ()
-    """Each must be the text of one token."""
+    carry: int  # How many tokens before a break a match can begin, so that it still ends behind the break.
+    needs_text: bool = True  # Nothing can be found without the bytes of the tokens.
+    shares_tokens: bool = True  # Two results may have tokens in common.
+    token_texts: tuple[bytes, ...] = ()  # Each must be the text of one token.
 
     def unknown(self, tables: Sequence[ByteTable]) -> str:
         """The first token text that is a token of none of the tokenizers; empty = there is none."""

@@ -12,8 +12,7 @@ from rollouts.store.trajectory_filters import TrajectoryFilters
 
 READERS: Mapping[str, Callable[[str], Pattern]] = {"text": read_text, "ids": read_ids, "regex": read_regex}
 """What is looked for in tokens -> what reads it."""
-BY = (*READERS, "metadata", "finding")
-"""What a search may look for."""
+BY = (*READERS, "metadata", "finding")  # What a search may look for.
 MAX_METADATA = 200
 
 INDEXES = {
@@ -32,14 +31,11 @@ INDEXES = {
 class SearchQuestion:
     """What is asked. Make one by :meth:`read`."""
 
-    by: str
-    """One of :data:`BY`."""
-    text: str
-    """What the user wrote."""
+    by: str  # One of :data:`BY`.
+    text: str  # What the user wrote.
     filters: TrajectoryFilters = field(default_factory=TrajectoryFilters)
     """Only these trajectories are looked at; for ``finding`` they name the kind."""
-    pattern: Pattern | None = None
-    """What is looked for in tokens; None for metadata and findings."""
+    pattern: Pattern | None = None  # What is looked for in tokens; None for metadata and findings.
 
     @classmethod
     def read(cls, by: str, text: str, filters: TrajectoryFilters | None = None) -> SearchQuestion:

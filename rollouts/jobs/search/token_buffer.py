@@ -18,25 +18,18 @@ from rollout_inspector.streams.trajectory import Ids
 from rollouts.store.models import StoredRow, StoredStep
 from rollouts.store.token_arrays.reading import values_with_arrays
 
-CONTEXT = 16
-"""Tokens on either side of a result that are told with it."""
+CONTEXT = 16  # Tokens on either side of a result that are told with it.
 
 
 class Cell(NamedTuple):
     """A stretch of the buffer with one owner."""
 
-    start: int
-    """Its first token in the buffer."""
-    offset: int
-    """The same token in the stream of its step or row."""
-    block: int
-    """The number of its block. The tokens of a block follow each other in one stream."""
-    trajectory: int
-    """The number of the trajectory among those of the buffer."""
-    row: int | None
-    """The row that holds it; None = no row does."""
-    step: int | None
-    """The step that brought it; None for a row with tokens of its own."""
+    start: int  # Its first token in the buffer.
+    offset: int  # The same token in the stream of its step or row.
+    block: int  # The number of its block. The tokens of a block follow each other in one stream.
+    trajectory: int  # The number of the trajectory among those of the buffer.
+    row: int | None  # The row that holds it; None = no row does.
+    step: int | None  # The step that brought it; None for a row with tokens of its own.
     carried: bool = False
 
 
@@ -46,15 +39,13 @@ class Spot(NamedTuple):
     trajectory: int
     row: int | None
     step: int | None
-    start: int
-    """Offset in the row, or in the stream of the step where ``row`` is None."""
+    start: int  # Offset in the row, or in the stream of the step where ``row`` is None.
     stop: int
 
 
 class _Step(NamedTuple):
     number: int
-    parent: int | None
-    """The position of the parent among the steps."""
+    parent: int | None  # The position of the parent among the steps.
     shared: int
     extends: bool
     row: int
@@ -65,18 +56,12 @@ class _Step(NamedTuple):
 class TokenBuffer:
     """The tokens of some trajectories."""
 
-    ids: Ids
-    """All tokens ``[n]``."""
-    cells: Sequence[Cell]
-    """In the order of the buffer."""
-    block_starts: Sequence[int]
-    """Where each block begins."""
-    first_of: Sequence[int]
-    """Where the tokens of each trajectory begin."""
-    own_rows: dict[tuple[int, int], Ids]
-    """(trajectory, row) -> the tokens of a row that has its own."""
-    starts: NDArray[np.int64]
-    """``start`` of each cell."""
+    ids: Ids  # All tokens ``[n]``.
+    cells: Sequence[Cell]  # In the order of the buffer.
+    block_starts: Sequence[int]  # Where each block begins.
+    first_of: Sequence[int]  # Where the tokens of each trajectory begin.
+    own_rows: dict[tuple[int, int], Ids]  # (trajectory, row) -> the tokens of a row that has its own.
+    starts: NDArray[np.int64]  # ``start`` of each cell.
 
     def trajectory_at(self, at: int) -> int:
         """The number of the trajectory that holds a token of the buffer."""

@@ -37,10 +37,8 @@ from rollouts.store.trajectories.search_queries import (
     trajectories_from,
 )
 
-BATCH_TRAJECTORIES, BATCH_TOKENS = 400, 1 << 19
-"""Trajectories, and about how many tokens, that are read at once."""
-MAX_CHARACTERS = 2000
-"""Characters of a result; a longer one ends in an ellipsis."""
+BATCH_TRAJECTORIES, BATCH_TOKENS = 400, 1 << 19  # Trajectories, and about how many tokens, that are read at once.
+MAX_CHARACTERS = 2000  # Characters of a result; a longer one ends in an ellipsis.
 CURSOR = "places"
 ONLY_IDS = "Without a tokenizer only ids are found."
 
@@ -50,14 +48,10 @@ class _Place(NamedTuple):
 
     created_at: datetime
     run: int
-    number: int
-    """The index of the trajectory in which it goes on."""
-    at: int
-    """How far that trajectory is searched: tokens of the buffer, or findings."""
-    done: int
-    """Trajectories in the runs before."""
-    total: int
-    """Trajectories of all the runs, counted for the first part."""
+    number: int  # The index of the trajectory in which it goes on.
+    at: int  # How far that trajectory is searched: tokens of the buffer, or findings.
+    done: int  # Trajectories in the runs before.
+    total: int  # Trajectories of all the runs, counted for the first part.
 
 
 @dataclass(frozen=True)
@@ -65,22 +59,18 @@ class SearchHit:
     """A result: a range of tokens of a trajectory, or its metadata."""
 
     run: Run
-    trajectory: str
-    """The code."""
+    trajectory: str  # The code.
     external_id: str
     index: int
-    row: int | None
-    """None: no row holds it, or it is metadata."""
+    row: int | None  # None: no row holds it, or it is metadata.
     step: int | None
     """The step that brought the last of these tokens, or has the finding; None = not known, or metadata."""
     start: int | None
-    stop: int | None
-    """Offsets in the row; in the stream of the step where there is no row."""
+    stop: int | None  # Offsets in the row; in the stream of the step where there is no row.
     text: str
     before: str = ""
     after: str = ""
-    kind: str = ""
-    """The kind of a finding."""
+    kind: str = ""  # The kind of a finding.
 
 
 @dataclass
@@ -88,16 +78,11 @@ class SearchedPart:
     """Part of what a search finds."""
 
     results: list[SearchHit] = field(default_factory=list)
-    next: str = ""
-    """Where the next part begins; empty = everything was searched."""
-    done: int = 0
-    """Trajectories that were searched, in all parts."""
-    total: int = 0
-    """Trajectories of all the runs."""
-    notes: list[str] = field(default_factory=list)
-    """Sentences about what was not searched in this part."""
-    too_slow: bool = False
-    """A regular expression was stopped in this part."""
+    next: str = ""  # Where the next part begins; empty = everything was searched.
+    done: int = 0  # Trajectories that were searched, in all parts.
+    total: int = 0  # Trajectories of all the runs.
+    notes: list[str] = field(default_factory=list)  # Sentences about what was not searched in this part.
+    too_slow: bool = False  # A regular expression was stopped in this part.
 
     @property
     def complete(self) -> bool:
@@ -149,8 +134,7 @@ class _Looked(NamedTuple):
     """A trajectory that is looked at."""
 
     pk: int
-    number: int
-    """Its index in its run."""
+    number: int  # Its index in its run.
     code: str
     external_id: str
     n_tokens: int

@@ -30,8 +30,7 @@ from rollouts.store.trajectories.token_segments import segment_keys
 
 MANIFEST = "manifest.json"
 FORMAT = 1
-ATTEMPTS = 3
-"""How often the database is read while files that it may name are being deleted."""
+ATTEMPTS = 3  # How often the database is read while files that it may name are being deleted.
 OF_THIS_PLACE = "machines/"
 """Below it lies what belongs to one storage: the mark by which machines know that they share it."""
 
@@ -41,8 +40,7 @@ class Part:
     """A file of a backup."""
 
     name: str
-    size: int
-    """Bytes."""
+    size: int  # Bytes.
     sha256: str
 
 
@@ -51,18 +49,13 @@ class Manifest:
     """What a backup holds."""
 
     format: int = FORMAT
-    made_at: str = ""
-    """When the snapshot of the database was taken."""
-    database: str = ""
-    """The kind of database that it was made from."""
+    made_at: str = ""  # When the snapshot of the database was taken.
+    database: str = ""  # The kind of database that it was made from.
     migrations: list[tuple[str, str]] = field(default_factory=list)
     """(app, name) of every migration that the database had."""
-    rows: dict[str, int] = field(default_factory=dict)
-    """Table -> rows."""
-    tables: dict[str, list[Part]] = field(default_factory=dict)
-    """Table -> its parts, in order."""
-    files: list[Part] = field(default_factory=list)
-    """Files of the file storage; ``name`` is the key."""
+    rows: dict[str, int] = field(default_factory=dict)  # Table -> rows.
+    tables: dict[str, list[Part]] = field(default_factory=dict)  # Table -> its parts, in order.
+    files: list[Part] = field(default_factory=list)  # Files of the file storage; ``name`` is the key.
     gone: list[str] = field(default_factory=list)
     """Keys that were deleted while the backup was made, and may be named by the database."""
 

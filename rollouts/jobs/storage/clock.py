@@ -15,10 +15,8 @@ MARK = "machines/clock"
 """A file of the file storage: the time of the last sweep, and until when nothing is deleted. Unix times."""
 MAX_GAP_SECONDS = 3600
 """Sweeps are ten minutes apart, so a longer gap is a clock that was set or a server that was off."""
-MAX_OFFSET_SECONDS = 60
-"""By so much the clock of a machine may differ from the database's."""
-MAX_PAUSE_SECONDS = 24 * 3600
-"""A tenth of the gap passes before something is deleted, and at most this time."""
+MAX_OFFSET_SECONDS = 60  # By so much the clock of a machine may differ from the database's.
+MAX_PAUSE_SECONDS = 24 * 3600  # A tenth of the gap passes before something is deleted, and at most this time.
 
 
 def fault_of_clock(note: bool = False) -> str:

@@ -20,12 +20,9 @@ from rollouts.store.runs.retention import runs_by_change, segment_bytes, with_ch
 
 log = logging.getLogger(__name__)
 
-MIN_AGE = timedelta(days=1)
-"""A run that changed within this time stays, whatever its size."""
-BYTES_PER_TOKEN = 8
-"""Of a token in the database: its id and its log-probability."""
-SWEEP_SECONDS = 3600
-"""How often one of the workers deletes by itself."""
+MIN_AGE = timedelta(days=1)  # A run that changed within this time stays, whatever its size.
+BYTES_PER_TOKEN = 8  # Of a token in the database: its id and its log-probability.
+SWEEP_SECONDS = 3600  # How often one of the workers deletes by itself.
 MAX_RUNS_PER_SWEEP = 50
 
 
@@ -35,8 +32,7 @@ class Leaving:
 
     run: Run
     changed_at: datetime
-    n_bytes: int
-    """Of its token arrays: the size of its segments, or 8 bytes a token."""
+    n_bytes: int  # Of its token arrays: the size of its segments, or 8 bytes a token.
     reason: str
 
 
@@ -44,14 +40,10 @@ class Leaving:
 class RetentionPlan:
     """What goes and what stays under some limits."""
 
-    leaving: list[Leaving] = field(default_factory=list)
-    """The oldest first."""
-    staying: dict[str, int] = field(default_factory=dict)
-    """Why runs stay that would go otherwise -> how many."""
-    n_bytes: int = 0
-    """Of all runs that count."""
-    n_bytes_left: int = 0
-    """Of those that stay."""
+    leaving: list[Leaving] = field(default_factory=list)  # The oldest first.
+    staying: dict[str, int] = field(default_factory=dict)  # Why runs stay that would go otherwise -> how many.
+    n_bytes: int = 0  # Of all runs that count.
+    n_bytes_left: int = 0  # Of those that stay.
 
 
 def plan(

@@ -9,10 +9,8 @@ from rollouts.store.models import Job, Run, StoredTrajectory
 from rollouts.store.token_arrays import STORES
 from rollouts.store.trajectories.token_moves import move_arrays, runs_to_gather, set_token_store, trajectories_to_move
 
-BATCH = 500
-"""Trajectories that are read at once at most."""
-BATCH_TOKENS = 1_000_000
-"""Tokens of a batch, which becomes one segment."""
+BATCH = 500  # Trajectories that are read at once at most.
+BATCH_TOKENS = 1_000_000  # Tokens of a batch, which becomes one segment.
 
 
 def move_run(run: Run, to: str, after: int = -1) -> Iterator[tuple[StoredTrajectory, int]]:

@@ -28,16 +28,11 @@ from rollouts.store.trajectories.token_segments import delete_orphans, delete_re
 
 log = logging.getLogger(__name__)
 
-UPLOAD_AGE = timedelta(days=7)
-"""How long the uploads of an import that broke off are kept for *Resume*."""
-JOB_AGE = timedelta(days=90)
-"""How long a job that has ended is kept where its run has had a later one of its kind."""
-LIST_SECONDS = 24 * 3600
-"""How often the segments of the file storage are listed."""
-DRAFT_AGE_SECONDS = 24 * 3600.0
-"""No request takes so long. An older draft belongs to a process that is gone."""
-PREVIEW_SECONDS = 20.0
-"""How long one sweep writes the lines of trajectories that an older version stored."""
+UPLOAD_AGE = timedelta(days=7)  # How long the uploads of an import that broke off are kept for *Resume*.
+JOB_AGE = timedelta(days=90)  # How long a job that has ended is kept where its run has had a later one of its kind.
+LIST_SECONDS = 24 * 3600  # How often the segments of the file storage are listed.
+DRAFT_AGE_SECONDS = 24 * 3600.0  # No request takes so long. An older draft belongs to a process that is gone.
+PREVIEW_SECONDS = 20.0  # How long one sweep writes the lines of trajectories that an older version stored.
 
 
 def sweep() -> None:

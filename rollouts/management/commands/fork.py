@@ -17,8 +17,7 @@ from rollouts.management.launches import finish_runs, works_here
 from rollouts.store.models import Run, StoredTrajectory
 from rollouts.store.runs.forks import ForkFigures, fork_figures, forks_of
 
-PLACE = ("row", "at", "token", "text")
-"""The options of a token. A finding has a place of its own."""
+PLACE = ("row", "at", "token", "text")  # The options of a token. A finding has a place of its own.
 
 
 class Command(TerminalCommand):

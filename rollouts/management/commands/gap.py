@@ -11,8 +11,7 @@ from rollouts.jobs.gap_reports import read_gap, why_no_columns, why_no_gap
 from rollouts.management import TerminalCommand
 from rollouts.management.arguments import run_named
 
-PRINTED_WORST = 5
-"""Worst tokens that are printed as text."""
+PRINTED_WORST = 5  # Worst tokens that are printed as text.
 
 
 class Command(TerminalCommand):

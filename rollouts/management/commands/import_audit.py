@@ -26,8 +26,7 @@ from rollouts.store.runs.runs import create_run
 from rollouts.store.trajectories.trajectories import ids_and_codes
 
 MAX_FLAGGED = 2_000
-MAX_LINKS = 20
-"""Trajectories that are printed with their address. The page of the run lists all of them."""
+MAX_LINKS = 20  # Trajectories that are printed with their address. The page of the run lists all of them.
 
 
 class Command(TerminalCommand):

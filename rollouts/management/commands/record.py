@@ -29,8 +29,7 @@ from rollouts.store.runs.runs import ask_to_stop, create_run, delete_run, find_r
 
 TOKEN_IS_ASKED = "Each call must name the token: in the header X-Recorder-Token, or as the base URL .../token/TOKEN/v1."
 NO_TOKEN = "No token is set: every program of this machine may call, and no other machine."
-GRACE_SECONDS = 30.0
-"""How long calls under way may take after the recorder is stopped."""
+GRACE_SECONDS = 30.0  # How long calls under way may take after the recorder is stopped.
 
 
 class Command(TerminalCommand):

@@ -30,10 +30,8 @@ Result = TypeVar("Result")
 
 PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0)
 """Seconds before the next engine is built, by the deaths since the last answer. A further death ends all that waits."""
-SUSPECT_DEATHS = 2
-"""What was under way at so many deaths may have caused them. From then on it is asked alone."""
-REQUEST_DEATHS = 4
-"""What was under way at so many deaths, the last two alone, is refused."""
+SUSPECT_DEATHS = 2  # What was under way at so many deaths may have caused them. From then on it is asked alone.
+REQUEST_DEATHS = 4  # What was under way at so many deaths, the last two alone, is refused.
 
 
 class EngineClosed(EngineError):
@@ -63,12 +61,10 @@ class _Question:
     """A future that is not done yet."""
 
     value: Any
-    message: Any
-    """The question as the life takes it."""
+    message: Any  # The question as the life takes it.
     future: Future[Any] = field(default_factory=Future)
     is_aborted: bool = False
-    n_deaths: int = 0
-    """How many built engines died while it was under way."""
+    n_deaths: int = 0  # How many built engines died while it was under way.
 
 
 class EngineOwner(ABC):
@@ -87,18 +83,14 @@ class EngineOwner(ABC):
         self._lock = threading.RLock()
         self._numbers = count()
         self._asked: dict[int, _Question] = {}
-        self._waiting: list[int] = []
-        """Numbers of what was asked and is not under way."""
-        self._alone: int | None = None
-        """Number of what is asked alone now."""
+        self._waiting: list[int] = []  # Numbers of what was asked and is not under way.
+        self._alone: int | None = None  # Number of what is asked alone now.
         self._life: Life | None = None
         self._is_built = False
         self._pause: threading.Timer | None = None
-        self._n_deaths = 0
-        """Deaths since the last answer."""
+        self._n_deaths = 0  # Deaths since the last answer.
         self._closing = False
-        self.tokens = 0
-        """How many tokens were sampled so far; a page shows the throughput."""
+        self.tokens = 0  # How many tokens were sampled so far; a page shows the throughput.
 
     def submit(self, request: GenerationRequest) -> Future[Generation]:
         """Have a completion sampled."""

@@ -28,10 +28,8 @@ from rollouts.sampling.engines.engine_thread import EngineDriver
 
 log = logging.getLogger(__name__)
 
-CLOSE_SECONDS = 5.0
-"""How long the engine may take to end after its worker is gone."""
-_NOBODY = -1
-"""The number of a message that answers no question."""
+CLOSE_SECONDS = 5.0  # How long the engine may take to end after its worker is gone.
+_NOBODY = -1  # The number of a message that answers no question.
 
 
 class EngineProcess(EngineOwner):

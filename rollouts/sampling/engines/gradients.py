@@ -13,14 +13,10 @@ from rollout_inspector.streams.trajectory import Ids
 
 MAX_EXACT = 1_500_000_000
 """Parameters of a model whose whole gradient is computed: three vectors of it stand in memory."""
-MAX_TOKENS = 32_768
-"""Of a stream: a backward pass keeps what each layer computed for each token."""
-MAX_KEPT = 16_384
-"""Tokens of a trajectory up to which what each layer computed is kept from one pass to the next."""
-LAST_LAYERS = 2
-"""Layers that stand for a larger model."""
-MAX_SHARES = 50
-"""Findings that get a share of their own, those with the most tokens first. Each costs a backward pass."""
+MAX_TOKENS = 32_768  # Of a stream: a backward pass keeps what each layer computed for each token.
+MAX_KEPT = 16_384  # Tokens of a trajectory up to which what each layer computed is kept from one pass to the next.
+LAST_LAYERS = 2  # Layers that stand for a larger model.
+MAX_SHARES = 50  # Findings that get a share of their own, those with the most tokens first. Each costs a backward pass.
 
 
 def measure(case: DamageCase, model: Any, layers: int | None = None) -> dict[str, Any]:

@@ -19,22 +19,17 @@ from rollouts.sampling.engines.protocol import EngineError, Generation, Generati
 
 T = TypeVar("T")
 
-TRIES = 4
-"""The least number of tries. A server that is lost or busy is asked again until the patience is used up."""
-PATIENCE_SECONDS = 120.0
-"""How long a server may be away: about the time that one needs to restart with its model."""
-FIRST_WAIT_SECONDS = 0.25
-"""The wait before the second try; doubled after each further one."""
+TRIES = 4  # The least number of tries. A server that is lost or busy is asked again until the patience is used up.
+PATIENCE_SECONDS = 120.0  # How long a server may be away: about the time that one needs to restart with its model.
+FIRST_WAIT_SECONDS = 0.25  # The wait before the second try; doubled after each further one.
 MAX_WAIT_SECONDS = 10.0
 CONNECT_SECONDS = 5.0
-ANSWER_SECONDS = 600.0
-"""The longest wait for one completion, queueing at the server included."""
+ANSWER_SECONDS = 600.0  # The longest wait for one completion, queueing at the server included.
 PROBE_SECONDS = 15.0
 STEP_SECONDS = 0.05
 """How long one ``step`` waits for an answer. It is short, so that aborts and new requests do not wait."""
 MAX_ANSWER_BYTES = 64 << 20
-BUSY = frozenset({429, 502, 503, 504})
-"""The HTTP statuses of a server, or a proxy, that will answer again later."""
+BUSY = frozenset({429, 502, 503, 504})  # The HTTP statuses of a server, or a proxy, that will answer again later.
 
 log = logging.getLogger(__name__)
 

@@ -15,11 +15,9 @@ from rollout_inspector.streams.trajectory import NO_IDS, Ids
 class Slot:
     """One row of the tensor, and the ids that its keys and values belong to."""
 
-    ids: Ids = field(default_factory=lambda: NO_IDS)
-    """A buffer; the first ``length`` ids count."""
+    ids: Ids = field(default_factory=lambda: NO_IDS)  # A buffer; the first ``length`` ids count.
     length: int = 0
-    owner: Any = None
-    """The live request. None = kept for reuse, or empty."""
+    owner: Any = None  # The live request. None = kept for reuse, or empty.
     used_at: int = 0
 
     def shared_with(self, prompt: Ids) -> int:

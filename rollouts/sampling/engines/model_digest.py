@@ -4,8 +4,7 @@ import hashlib
 from pathlib import Path
 
 SUFFIXES = (".safetensors", ".bin", ".pt", ".gguf")
-MAX_WHOLE_BYTES = 64 << 20
-"""A larger file is read in parts: reading all of a large model takes as long as loading it."""
+MAX_WHOLE_BYTES = 64 << 20  # A larger file is read in parts: reading all of a large model takes as long as loading it.
 PARTS = 256
 PART_BYTES = 64 << 10
 

@@ -14,8 +14,7 @@ from rollout_inspector.streams.trajectory import NO_IDS, Floats, Ids, Step, ids_
 
 TOLD = (SPANS, MASK, ARRAYS[0], "metrics")
 """What vLLM names the spans of weight versions, the kept sets, the expert routing, and how drafts were accepted."""
-UNNAMED = "default"
-"""What vLLM calls the weights before somebody names their version."""
+UNNAMED = "default"  # What vLLM calls the weights before somebody names their version.
 
 
 class EngineError(Exception):
@@ -25,21 +24,17 @@ class EngineError(Exception):
 class RequestRefused(EngineError):
     """One request that no engine could serve. The engine itself still works."""
 
-    request_id = ""
-    """The refused request, where a step raises the error."""
+    request_id = ""  # The refused request, where a step raises the error.
 
 
 @dataclass(frozen=True)
 class Sampling:
     """How a completion is drawn. Only these fields say what ends it: no engine adds stop tokens of its own."""
 
-    temperature: float = 1.0
-    """0 = always the likeliest token."""
+    temperature: float = 1.0  # 0 = always the likeliest token.
     top_p: float = 1.0
-    top_k: int = 0
-    """0 = all tokens."""
-    min_p: float = 0.0
-    """Tokens less likely than this share of the likeliest one are never drawn; 0 = off."""
+    top_k: int = 0  # 0 = all tokens.
+    min_p: float = 0.0  # Tokens less likely than this share of the likeliest one are never drawn; 0 = off.
     max_tokens: int = 256
     stop_token_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
@@ -54,8 +49,7 @@ class Sampling:
 @dataclass(frozen=True, eq=False)
 class GenerationRequest:
     request_id: str
-    prompt_ids: Ids
-    """``[P]``"""
+    prompt_ids: Ids  # ``[P]``
     sampling: Sampling
     forced_ids: Ids | None = None
     """A completion to compute token by token in place of a sampled one, of ``sampling.max_tokens``; None = sample."""
@@ -66,28 +60,19 @@ class Generation:
     """A finished completion."""
 
     request_id: str
-    completion_ids: Ids
-    """``[C]``, as sampled, stop token included."""
-    logprobs: Floats
-    """``[C]``, of the kind that ``logprobs_mode`` of the engine names."""
-    finish_reason: str
-    """``stop`` or ``length``."""
-    stop_reason: str = ""
-    """The stop text, or the id of the stop token, that ended the completion."""
-    cached_tokens: int = 0
-    """How many prompt tokens were not computed again."""
+    completion_ids: Ids  # ``[C]``, as sampled, stop token included.
+    logprobs: Floats  # ``[C]``, of the kind that ``logprobs_mode`` of the engine names.
+    finish_reason: str  # ``stop`` or ``length``.
+    stop_reason: str = ""  # The stop text, or the id of the stop token, that ended the completion.
+    cached_tokens: int = 0  # How many prompt tokens were not computed again.
     alternative_ids: Ids | None = None
     """``[C * K]``: the likeliest ids at each place, as ``alternatives`` packs them. None = not asked."""
-    alternative_logprobs: Floats | None = None
-    """``[C * K]``, of the same distribution as ``logprobs``."""
+    alternative_logprobs: Floats | None = None  # ``[C * K]``, of the same distribution as ``logprobs``.
     entropy: Floats | None = None
     """``[C]``, in nats, of the whole distribution; None = not asked, or the engine does not know it."""
-    kept_set: Floats | None = None
-    """``[C]``: how many tokens were left to draw from; None = not told."""
-    policy_version: str = ""
-    """Of the weights that sampled the last token, as the engine names it; empty = not told."""
-    extra: Mapping[str, Any] = field(default_factory=dict)
-    """What else the engine tells, as a step keeps it."""
+    kept_set: Floats | None = None  # ``[C]``: how many tokens were left to draw from; None = not told.
+    policy_version: str = ""  # Of the weights that sampled the last token, as the engine names it; empty = not told.
+    extra: Mapping[str, Any] = field(default_factory=dict)  # What else the engine tells, as a step keeps it.
 
     @classmethod
     def of(
@@ -116,8 +101,7 @@ class Engine(Protocol):
     name: str
     version: str
     max_model_len: int
-    vocab_size: int
-    """Ids run from 0 to ``vocab_size - 1``."""
+    vocab_size: int  # Ids run from 0 to ``vocab_size - 1``.
     logprobs_mode: str
     """``processed``: of the distribution that was sampled from. ``raw``: before temperature, top_k, top_p and min_p."""
 

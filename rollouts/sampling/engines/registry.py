@@ -18,37 +18,28 @@ class EngineSpec:
     name: str
     build: str
     """``package.module:Class``. Imported when an engine is built, because torch and vllm take seconds and gigabytes."""
-    title: str = ""
-    """The engine's name in sentences."""
-    seed_note: str = ""
-    """How far a seed makes a run repeatable, for the form and the page of a run."""
+    title: str = ""  # The engine's name in sentences.
+    seed_note: str = ""  # How far a seed makes a run repeatable, for the form and the page of a run.
     is_server: bool = False
     """The engine asks a server. It is built with the server's address instead of a model's folder."""
     is_light: bool = False
     """The engine computes next to nothing here. A worker starts a separate process for each other engine."""
-    is_offered: bool = True
-    """Whether a run can choose the engine. False = for tests alone."""
+    is_offered: bool = True  # Whether a run can choose the engine. False = for tests alone.
     temperature_range: tuple[float, float] | None = None
     """The lowest and the highest temperature above 0 that the engine samples at. None = all that the form accepts."""
 
-    most_alternatives: int = 0
-    """The most alternatives of a token that the engine returns; 0 = it returns none."""
-    knows_entropy: bool = False
-    """The engine returns the entropy beside the alternatives. It does not follow from them."""
+    most_alternatives: int = 0  # The most alternatives of a token that the engine returns; 0 = it returns none.
+    knows_entropy: bool = False  # The engine returns the entropy beside the alternatives. It does not follow from them.
 
-    scores: bool = False
-    """The engine has ``score``: the log-probabilities of ids that it did not sample."""
+    scores: bool = False  # The engine has ``score``: the log-probabilities of ids that it did not sample.
     scores_full_context: bool = False
     """It scores streams as long as the model's limit. The others sample one token more, so they need its place."""
 
-    replays: bool = False
-    """It computes a given completion token by token (``GenerationRequest.forced_ids``)."""
+    replays: bool = False  # It computes a given completion token by token (``GenerationRequest.forced_ids``).
 
-    scores_at_temperature: bool = False
-    """It scores at other temperatures than 1 too."""
+    scores_at_temperature: bool = False  # It scores at other temperatures than 1 too.
 
-    has_gradients: bool = False
-    """The engine has ``damage``: it compares two gradients of its model."""
+    has_gradients: bool = False  # The engine has ``damage``: it compares two gradients of its model.
 
     def alternatives_problem(self, n: int) -> str:
         """Why the engine cannot return so many alternatives of each token, as a sentence; empty = it can."""

@@ -24,18 +24,15 @@ from rollouts.sampling.engines.stop_texts import StopTexts
 ATTENTION = "rollouts_grouped"
 PREFILL_TOKENS = 2048
 """Padded prompt tokens in one forward. They bound its memory and the time that live requests wait for it."""
-CHUNK = 256
-"""Prompt tokens of one sequence in one forward."""
-WORTH_WAITING = 32
-"""A prompt that shares so many tokens with one being computed waits a step and copies them."""
+CHUNK = 256  # Prompt tokens of one sequence in one forward.
+WORTH_WAITING = 32  # A prompt that shares so many tokens with one being computed waits a step and copies them.
 
 
 @dataclass(eq=False)
 class _Live:
     request: GenerationRequest
     draws: Draws
-    room: int
-    """How many more tokens it may get, by its own limit and the model's."""
+    room: int  # How many more tokens it may get, by its own limit and the model's.
     cached: int = 0
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)

@@ -42,8 +42,7 @@ class SampledTokens(NamedTuple):
     logprobs: list[float]
     entries: list[Any]
     """Ids and log-probabilities of the likeliest tokens and of the sampled one; empty = none were asked for."""
-    masks: list[Any]
-    """The ids that were left to draw from; None = the engine does not tell them."""
+    masks: list[Any]  # The ids that were left to draw from; None = the engine does not tell them.
 
 
 def _sampled(out: Any, has_alternatives: bool) -> SampledTokens:

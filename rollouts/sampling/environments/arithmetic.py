@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 from rollouts.sampling.environments.expressions import evaluate, format_value
 
-HELD_OUT_PARTS = 8
-"""One problem in so many is held out."""
+HELD_OUT_PARTS = 8  # One problem in so many is held out.
 
 
 @dataclass(frozen=True)
@@ -19,10 +18,8 @@ class Problem:
     """A question and the calculator calls that answer it."""
 
     question: str
-    expressions: tuple[str, ...]
-    """The calls in order, each as it is sent: results of earlier calls are filled in."""
-    results: tuple[str, ...]
-    """The calculator's answer to each call."""
+    expressions: tuple[str, ...]  # The calls in order, each as it is sent: results of earlier calls are filled in.
+    results: tuple[str, ...]  # The calculator's answer to each call.
 
     @property
     def answer(self) -> str:

@@ -31,8 +31,7 @@ class Passage:
     """One document of the corpus."""
 
     text: str
-    question: str = ""
-    """A question that this passage answers; empty = the passage is background only."""
+    question: str = ""  # A question that this passage answers; empty = the passage is background only.
     answer: str = ""
 
 

@@ -15,11 +15,9 @@ from rollouts.sampling.environments.calculator import last_number
 from rollouts.sampling.environments.lookup import mentions
 from rollouts.sampling.environments.protocol import Outcome, Task
 
-MAX_LINE = 4 << 20
-"""Bytes of one line. A longer line is rejected."""
+MAX_LINE = 4 << 20  # Bytes of one line. A longer line is rejected.
 MAX_PROMPTS = 100_000
-MAX_PROBLEMS = 20
-"""How many bad lines are named."""
+MAX_PROBLEMS = 20  # How many bad lines are named.
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 

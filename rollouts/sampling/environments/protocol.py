@@ -27,14 +27,11 @@ def import_package(name: str) -> ModuleType:
 class Task:
     """One prompt."""
 
-    messages: list[dict[str, Any]]
-    """The chat messages that the episode starts with. The user wrote the last one."""
+    messages: list[dict[str, Any]]  # The chat messages that the episode starts with. The user wrote the last one.
     tools: list[dict[str, Any]] | None = None
     """Function schemas as the chat template takes them; ``None`` when there are none."""
-    answer: str | None = None
-    """The right answer; ``None`` when the task has no single one."""
-    index: int = 0
-    """The place among the tasks of one call of ``tasks``, counted from 0."""
+    answer: str | None = None  # The right answer; ``None`` when the task has no single one.
+    index: int = 0  # The place among the tasks of one call of ``tasks``, counted from 0.
     data: dict[str, Any] = field(default_factory=dict)
     """JSON that the environment needs to start the episode, also in another process. Often empty."""
 
@@ -43,15 +40,12 @@ class Task:
 class Outcome:
     """What the environment returns after an assistant turn."""
 
-    messages: list[dict[str, Any]]
-    """New messages to append (tool or user); empty when the episode is done."""
+    messages: list[dict[str, Any]]  # New messages to append (tool or user); empty when the episode is done.
     done: bool
-    reward: float | None = None
-    """Set when the episode is done."""
+    reward: float | None = None  # Set when the episode is done.
     reward_parts: dict[str, float] = field(default_factory=dict)
     """The parts of the reward by name; empty while the episode is not done."""
-    stop_reason: str = ""
-    """Why the episode ended; empty while it is not done."""
+    stop_reason: str = ""  # Why the episode ended; empty while it is not done.
 
 
 class Episode(Protocol):

@@ -18,8 +18,7 @@ from rollouts.store.files.values import PutFile, StorageDown, StoredFile
 
 _PART = re.compile(r"[\w+=@-][\w+=@. -]{0,199}")
 _storage: Any = default_storage  # with the methods that Django's storages lack
-MAX_KEY = 600
-"""Characters. S3 takes 1,024 bytes, the prefix of the bucket included."""
+MAX_KEY = 600  # Characters. S3 takes 1,024 bytes, the prefix of the bucket included.
 
 
 def checked(key: str) -> str:

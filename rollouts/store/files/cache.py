@@ -24,8 +24,7 @@ Fetch = Callable[[str, Path], None]
 
 _held: dict[Path, int] = {}
 _holding = threading.Lock()
-_failed: dict[Path, tuple[float, str]] = {}
-"""Entry -> when its last fetch failed, by the monotonic clock, and why."""
+_failed: dict[Path, tuple[float, str]] = {}  # Entry -> when its last fetch failed, by the monotonic clock, and why.
 
 
 def folder() -> Path:

@@ -17,8 +17,7 @@ from django.core.files.storage import FileSystemStorage
 
 from rollouts.store.files.values import StorageDown, StoredFile
 
-DRAFTS = ".drafts"
-"""Below the folder, so that a draft becomes its file by a rename."""
+DRAFTS = ".drafts"  # Below the folder, so that a draft becomes its file by a rename.
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _PASSED_ON = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)
 

@@ -13,16 +13,12 @@ class StorageDown(Exception):
 class StoredFile(NamedTuple):
     """A file of the storage."""
 
-    key: str
-    """Names it."""
-    size: int
-    """Bytes."""
-    changed_at: datetime | None = None
-    """When it was put; None where nobody asked."""
+    key: str  # Names it.
+    size: int  # Bytes.
+    changed_at: datetime | None = None  # When it was put; None where nobody asked.
 
 
 class PutFile(File):
     """A file to be stored."""
 
-    path: str | None = None
-    """Where it lies, if the storage may take it over; None = its bytes are copied."""
+    path: str | None = None  # Where it lies, if the storage may take it over; None = its bytes are copied.

@@ -8,15 +8,12 @@ from django.utils import timezone
 
 from rollouts.store.models import ACTIVE, Job, Run, WorkStatus
 
-JOB_SILENT_SECONDS = 30
-"""A running job without a heartbeat for this time has lost its worker."""
-JOB_LOST_SECONDS = 180
-"""The message of a job that is queued for this time may be lost, because Redis was restarted."""
+JOB_SILENT_SECONDS = 30  # A running job without a heartbeat for this time has lost its worker.
+JOB_LOST_SECONDS = 180  # The message of a job that is queued for this time may be lost, because Redis was restarted.
 RUN_STALE_SECONDS = 20.0
 """A launched run without a heartbeat for this time has lost its worker, and its leases have run out."""
 
-CLOCK_LEEWAY = timedelta(seconds=10)
-"""By so much the clocks of machines may differ."""
+CLOCK_LEEWAY = timedelta(seconds=10)  # By so much the clocks of machines may differ.
 
 
 def is_active(work: Any) -> bool:

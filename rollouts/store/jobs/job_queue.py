@@ -84,8 +84,7 @@ class _Queue:
     """The jobs that have not ended. A job whose shards are under way is neither waiting nor under way itself."""
 
     waiting: list[Job] = field(default_factory=list)
-    n_of_user: Counter[int | None] = field(default_factory=Counter)
-    """Owner -> jobs and shards under way."""
+    n_of_user: Counter[int | None] = field(default_factory=Counter)  # Owner -> jobs and shards under way.
     n_of_kind: Counter[tuple[int | None, str]] = field(default_factory=Counter)
     """(owner, kind) -> the same of one kind."""
     under_way: dict[int | None, set[int]] = field(default_factory=dict)

@@ -19,15 +19,13 @@ from rollouts.store.people.activity_log import Action, record
 from rollouts.store.people.visible_objects import SUBJECTS
 from rollouts.store.text import without_paths
 
-TELL_SECONDS = 0.5
-"""How often progress is written at most."""
+TELL_SECONDS = 0.5  # How often progress is written at most.
 SEND_AGAIN_SECONDS = 45
 """A job that is queued for so long is sent again, because a restart of Redis may have lost its message."""
 Subject = Run | Replay | TemplateCheck | ParserAudit
 _COLUMNS = {Run: "run", Replay: "replay", TemplateCheck: "template_check", ParserAudit: "parser_audit"}
 MAX_JOBS = 10
-FOLLOWED_AFTER = timedelta(seconds=30)
-"""After this time a worker that lives has asked for what follows a job."""
+FOLLOWED_AFTER = timedelta(seconds=30)  # After this time a worker that lives has asked for what follows a job.
 
 
 class JobLost(Exception):
@@ -244,15 +242,12 @@ class Sharing(NamedTuple):
 class JobKind:
     """Everything about a kind of job. The record stands beside the work, and ``rollouts.jobs.job_kinds`` lists it."""
 
-    slug: str
-    """What ``Job.kind`` stores; at most 20 characters."""
-    title: str
-    """What pages and the API call it."""
+    slug: str  # What ``Job.kind`` stores; at most 20 characters.
+    title: str  # What pages and the API call it.
     handler: Callable[[Job, Beat], None]
     """Does a job from where an earlier worker stopped. It ends the job as done, if possible in the transaction of its
     last result. It raises :class:`Refusal`, or :class:`JobLost`."""
-    sharing: Sharing | None = None
-    """How large jobs are shared out among workers; None = one worker does a job."""
+    sharing: Sharing | None = None  # How large jobs are shared out among workers; None = one worker does a job.
     fail: Callable[[Job, str, str], None] = fail_job
     """Ends a job that could not be done, with a sentence and a remedy, and whatever else ends with it."""
     follow: Callable[[Run, Any], None] | None = None
@@ -265,14 +260,11 @@ class JobKind:
     """The sentence for a job that is done; None = the page of a run does not list jobs of this kind."""
     cancelled: str = "Cancelled after {done}; nothing is shown of it."
     """Of a listed kind: the sentence for a job that was cancelled; ``{done}`` is how far it came."""
-    details: Callable[[Mapping[str, Any]], str] = lambda options: ""
-    """The options in words, as they follow the title."""
-    page: str = "run#work"
-    """Name of the address of the page of its result, and the place on it."""
+    details: Callable[[Mapping[str, Any]], str] = lambda options: ""  # The options in words, as they follow the title.
+    page: str = "run#work"  # Name of the address of the page of its result, and the place on it.
 
 
-JOB_KINDS: dict[str, JobKind] = {}
-"""Slug -> kind. ``rollouts.jobs.job_kinds`` fills it when Django starts."""
+JOB_KINDS: dict[str, JobKind] = {}  # Slug -> kind. ``rollouts.jobs.job_kinds`` fills it when Django starts.
 
 
 def kind_of(job: Job) -> JobKind:

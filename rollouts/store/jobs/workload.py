@@ -19,28 +19,20 @@ SUMMED = ("n_trajectories", "n_failed", "n_rejected", "n_steps", "n_rows", "n_to
 class Workload:
     """Work that has not ended."""
 
-    jobs: dict[tuple[str, str], int]
-    """(kind, state) -> jobs."""
-    runs: dict[tuple[str, str], int]
-    """(kind, state) -> runs."""
-    job_seconds: dict[str, float]
-    """Kind -> how long the oldest job of this kind has waited for a worker, in seconds."""
-    run_seconds: dict[str, float]
-    """Kind -> how long the oldest run of this kind has waited for a worker, in seconds."""
-    live: dict[str, int]
-    """Model -> trajectories that are being sampled."""
+    jobs: dict[tuple[str, str], int]  # (kind, state) -> jobs.
+    runs: dict[tuple[str, str], int]  # (kind, state) -> runs.
+    job_seconds: dict[str, float]  # Kind -> how long the oldest job of this kind has waited for a worker, in seconds.
+    run_seconds: dict[str, float]  # Kind -> how long the oldest run of this kind has waited for a worker, in seconds.
+    live: dict[str, int]  # Model -> trajectories that are being sampled.
 
 
 @dataclass(frozen=True)
 class Stored:
     """What the database holds."""
 
-    totals: dict[str, int]
-    """Name, one of :data:`SUMMED` or ``n_runs`` -> the sum over all runs."""
-    findings: dict[str, int]
-    """Kind -> findings."""
-    jobs: dict[str, dict[str, int]] = field(default_factory=dict)
-    """Kind -> state -> jobs that have ended."""
+    totals: dict[str, int]  # Name, one of :data:`SUMMED` or ``n_runs`` -> the sum over all runs.
+    findings: dict[str, int]  # Kind -> findings.
+    jobs: dict[str, dict[str, int]] = field(default_factory=dict)  # Kind -> state -> jobs that have ended.
     database_bytes: int = 0
 
 

@@ -14,10 +14,8 @@ class Fork(models.Model):
     class Side(models.TextChoices):
         """Of the two runs that continue from both sides of a break."""
 
-        SAMPLED = "sampled"
-        """From what the policy sampled."""
-        BROKEN = "broken"
-        """From what was made of it."""
+        SAMPLED = "sampled"  # From what the policy sampled.
+        BROKEN = "broken"  # From what was made of it.
 
     run = models.OneToOneField(Run, on_delete=models.CASCADE, primary_key=True, related_name="fork")
     parent = models.ForeignKey(

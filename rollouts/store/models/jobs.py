@@ -13,8 +13,7 @@ from rollouts.store.models.template_checks import TemplateCheck
 from rollouts.store.models.trajectories import StoredTrajectory
 from rollouts.store.models.work_status import WorkStatus
 
-SUBJECTS = ("run", "replay", "template_check", "parser_audit", "whole")
-"""The columns of which a job has one."""
+SUBJECTS = ("run", "replay", "template_check", "parser_audit", "whole")  # The columns of which a job has one.
 
 
 def _only(name: str) -> Q:

@@ -28,12 +28,9 @@ def default_project() -> int:
 class Role(models.TextChoices):
     """What a member may do in a project. Each role may do what the one before it may."""
 
-    VIEWER = "viewer"
-    """Reads everything of the project."""
-    MEMBER = "member"
-    """Launches, imports, checks, exports and shares; deletes and revokes what is their own."""
-    ADMIN = "admin"
-    """Deletes and revokes what others made; says who is in the project."""
+    VIEWER = "viewer"  # Reads everything of the project.
+    MEMBER = "member"  # Launches, imports, checks, exports and shares; deletes and revokes what is their own.
+    ADMIN = "admin"  # Deletes and revokes what others made; says who is in the project.
 
 
 class Membership(models.Model):
@@ -98,12 +95,9 @@ class ApiToken(models.Model):
     class Scope(models.TextChoices):
         """What a token may be used for."""
 
-        PUSH = "push"
-        """Makes runs to push to, and pushes to runs."""
-        READ = "read"
-        """Reads what its project holds."""
-        LAUNCH = "launch"
-        """Launches, imports, exports, checks, cancels."""
+        PUSH = "push"  # Makes runs to push to, and pushes to runs.
+        READ = "read"  # Reads what its project holds.
+        LAUNCH = "launch"  # Launches, imports, exports, checks, cancels.
 
     token_sha256 = models.CharField(
         max_length=64, unique=True, help_text="The token itself is shown once and not kept."

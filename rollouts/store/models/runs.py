@@ -14,14 +14,11 @@ from rollouts.store.models.work_status import WorkStatus
 class Run(models.Model):
     """One launch or one import."""
 
-    makers_shown = True
-    """Not stored. False for the visitor of a share link, who learns no name of an account."""
+    makers_shown = True  # Not stored. False for the visitor of a share link, who learns no name of an account.
 
     class Kind(models.TextChoices):
-        LAUNCH = "launch"
-        """Trajectories that are sampled here."""
-        IMPORT = "import"
-        """Trajectories that were sampled elsewhere and come from files or pushes."""
+        LAUNCH = "launch"  # Trajectories that are sampled here.
+        IMPORT = "import"  # Trajectories that were sampled elsewhere and come from files or pushes.
 
     Status = WorkStatus
 

@@ -9,10 +9,8 @@ class WorkStatus(models.TextChoices):
     QUEUED = "queued"
     RUNNING = "running"
     DONE = "done"
-    FAILED = "failed"
-    """``error`` says why."""
+    FAILED = "failed"  # ``error`` says why.
     CANCELLED = "cancelled"
 
 
-ACTIVE = (WorkStatus.QUEUED, WorkStatus.RUNNING)
-"""Work with one of these states still changes."""
+ACTIVE = (WorkStatus.QUEUED, WorkStatus.RUNNING)  # Work with one of these states still changes.

@@ -19,8 +19,7 @@ M = TypeVar("M", bound=Model)
 class Access:
     """What one user may do. Without roles it is a visitor, who may do nothing."""
 
-    is_server_admin: bool = False
-    """May do everything in every project, and manages accounts and projects."""
+    is_server_admin: bool = False  # May do everything in every project, and manages accounts and projects.
     roles: Mapping[int, Role] = field(default_factory=dict)
     """Key of a project -> the role in it. A project of which nothing stands here does not exist for this user."""
 
@@ -52,8 +51,7 @@ class Access:
         return list(self.limit(Project.objects.order_by("name"), "pk", least=least))
 
 
-EVERYTHING = Access(is_server_admin=True)
-"""What the person at the command line may do."""
+EVERYTHING = Access(is_server_admin=True)  # What the person at the command line may do.
 
 
 def access_of(user: Any) -> Access:

@@ -38,100 +38,61 @@ log = logging.getLogger("inspector.audit")
 class Action(StrEnum):
     """What is written down, beside the activity of each kind of job. A value is stored and stays."""
 
-    LOGIN = "login"
-    """Somebody logged in; the detail says how."""
+    LOGIN = "login"  # Somebody logged in; the detail says how.
     LOGIN_FAILED = "login failed"
     """A wrong password, a used link, or a refusal of the provider. The name is what was typed."""
-    LOGOUT = "logout"
-    """Somebody logged out."""
-    PASSWORD_CHANGED = "password changed"
-    """Somebody changed their password; their other sessions ended."""
-    SESSION_ENDED = "session ended"
-    """Somebody ended a session of theirs on another device."""
-    ACCOUNT_MADE = "account made"
-    """By an invitation or the first sign-in through a provider."""
+    LOGOUT = "logout"  # Somebody logged out.
+    PASSWORD_CHANGED = "password changed"  # Somebody changed their password; their other sessions ended.
+    SESSION_ENDED = "session ended"  # Somebody ended a session of theirs on another device.
+    ACCOUNT_MADE = "account made"  # By an invitation or the first sign-in through a provider.
     ACCOUNT_CHANGED = "account changed"
     """An admin of the server deactivated or activated an account, or changed who is one."""
-    PROJECT_MADE = "project made"
-    """A project was made."""
-    PROJECT_RENAMED = "project renamed"
-    """A project was renamed; the detail says from what."""
-    PROJECT_DELETED = "project deleted"
-    """An empty project was deleted."""
-    ROLE_CHANGED = "role changed"
-    """A member joined, or got another role."""
-    MEMBER_REMOVED = "member removed"
-    """A member was removed."""
-    INVITED = "invitation made"
-    """A link to join was made."""
-    INVITATION_REVOKED = "invitation revoked"
-    """A link to join was revoked."""
-    JOINED = "invitation used"
-    """Somebody joined a project by a link."""
-    SHARED = "share link made"
-    """A share link was made."""
-    SHARE_REVOKED = "share link revoked"
-    """A share link was revoked."""
-    SHARE_OPENED = "share link opened"
-    """A browser opened a share link."""
-    TOKEN_MADE = "API token made"
-    """An API key was made."""
-    TOKEN_REVOKED = "API token revoked"
-    """An API key was revoked."""
-    LAUNCHED = "run launched"
-    """A run was launched."""
-    IMPORTED = "run imported"
-    """Files were handed in to become a run."""
-    PUSHED_TO = "run made to push to"
-    """A program made a run to push to."""
-    RESUMED = "run resumed"
-    """Somebody let a run go on that had stopped before its end."""
-    SCORES_DELETED = "scores deleted"
-    """A column that an engine had made of a run was deleted; the detail says which."""
+    PROJECT_MADE = "project made"  # A project was made.
+    PROJECT_RENAMED = "project renamed"  # A project was renamed; the detail says from what.
+    PROJECT_DELETED = "project deleted"  # An empty project was deleted.
+    ROLE_CHANGED = "role changed"  # A member joined, or got another role.
+    MEMBER_REMOVED = "member removed"  # A member was removed.
+    INVITED = "invitation made"  # A link to join was made.
+    INVITATION_REVOKED = "invitation revoked"  # A link to join was revoked.
+    JOINED = "invitation used"  # Somebody joined a project by a link.
+    SHARED = "share link made"  # A share link was made.
+    SHARE_REVOKED = "share link revoked"  # A share link was revoked.
+    SHARE_OPENED = "share link opened"  # A browser opened a share link.
+    TOKEN_MADE = "API token made"  # An API key was made.
+    TOKEN_REVOKED = "API token revoked"  # An API key was revoked.
+    LAUNCHED = "run launched"  # A run was launched.
+    IMPORTED = "run imported"  # Files were handed in to become a run.
+    PUSHED_TO = "run made to push to"  # A program made a run to push to.
+    RESUMED = "run resumed"  # Somebody let a run go on that had stopped before its end.
+    SCORES_DELETED = "scores deleted"  # A column that an engine had made of a run was deleted; the detail says which.
     TOKENIZER_ADDED = "tokenizer registered"
     """A tokenizer was registered in a project, by its form, with an import, a check or a launch, or by a command."""
-    CANCELLED = "work cancelled"
-    """Somebody asked a run or a job to stop."""
-    MOVED = "token arrays moved"
-    """The token arrays of a run were moved to another store."""
-    DOWNLOADED = "export downloaded"
-    """A file of a run left the server."""
-    DELETED = "run deleted"
-    """A run was deleted."""
-    RENAMED = "run renamed"
-    """A run got another name; the detail says from what."""
-    TAGGED = "run tagged"
-    """A run got a tag, or lost one; the detail says which."""
-    COMMENTED = "comment written"
-    """Somebody wrote a comment on a trajectory; the detail names it."""
-    COMMENT_CHANGED = "comment changed"
-    """A comment was edited, resolved or reopened; the detail says which."""
-    COMMENT_DELETED = "comment deleted"
-    """A comment was deleted; the detail says whose it was."""
-    MUTED = "finding muted"
-    """Somebody muted a kind of finding; the detail says where and why."""
-    UNMUTED = "finding unmuted"
-    """Somebody took that back."""
+    CANCELLED = "work cancelled"  # Somebody asked a run or a job to stop.
+    MOVED = "token arrays moved"  # The token arrays of a run were moved to another store.
+    DOWNLOADED = "export downloaded"  # A file of a run left the server.
+    DELETED = "run deleted"  # A run was deleted.
+    RENAMED = "run renamed"  # A run got another name; the detail says from what.
+    TAGGED = "run tagged"  # A run got a tag, or lost one; the detail says which.
+    COMMENTED = "comment written"  # Somebody wrote a comment on a trajectory; the detail names it.
+    COMMENT_CHANGED = "comment changed"  # A comment was edited, resolved or reopened; the detail says which.
+    COMMENT_DELETED = "comment deleted"  # A comment was deleted; the detail says whose it was.
+    MUTED = "finding muted"  # Somebody muted a kind of finding; the detail says where and why.
+    UNMUTED = "finding unmuted"  # Somebody took that back.
     ALARM_CHANGED = "alarm changed"
     """Somebody set the limit of an alarm, switched it off, or took that back; the detail says which."""
     WEBHOOK_CHANGED = "webhook changed"
     """An admin of a project set or removed the webhook of its alarms; the detail names the host."""
-    BACKED_UP = "backup made"
-    """A backup was made; it holds what the database holds."""
-    RESTORED = "backup restored"
-    """A backup was restored."""
+    BACKED_UP = "backup made"  # A backup was made; it holds what the database holds.
+    RESTORED = "backup restored"  # A backup was restored.
 
 
 @dataclass(frozen=True)
 class Actor:
     """Who acts."""
 
-    user: Any = None
-    """An account, a name, or None for nobody."""
-    address: str = ""
-    """That the request came from; empty = it was no request."""
-    detail: str = ""
-    """How, where it was no request."""
+    user: Any = None  # An account, a name, or None for nobody.
+    address: str = ""  # That the request came from; empty = it was no request.
+    detail: str = ""  # How, where it was no request.
 
 
 _actor: ContextVar[Callable[[], Actor]] = ContextVar("actor", default=Actor)

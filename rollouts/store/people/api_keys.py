@@ -15,8 +15,7 @@ from rollouts.store.people.access import Access
 from rollouts.store.people.activity_log import Action
 from rollouts.store.people.shares import token_hash
 
-PREFIX = "ri_"
-"""Prefix by which a token is recognised in a log or a repository."""
+PREFIX = "ri_"  # Prefix by which a token is recognised in a log or a repository.
 LAST_USE_EVERY = timedelta(minutes=1)
 MAX_CHARACTERS = 200
 

@@ -16,8 +16,7 @@ from rollouts.store.people.projects import find_project
 from rollouts.store.text import storable_text
 
 MAX_SUBJECT = 255
-MAX_TRIES = 50
-"""How many names are tried for a new account whose name is taken."""
+MAX_TRIES = 50  # How many names are tried for a new account whose name is taken.
 
 
 class SignInRefused(Refusal):

@@ -15,8 +15,7 @@ from rollouts.store.people import activity_log
 from rollouts.store.people.access import Access
 from rollouts.store.people.activity_log import Action
 
-Shared = Run | StoredTrajectory | TemplateCheck
-"""The targets of share links."""
+Shared = Run | StoredTrajectory | TemplateCheck  # The targets of share links.
 
 
 def _with_makers(found: QuerySet[ShareLink]) -> QuerySet[ShareLink]:

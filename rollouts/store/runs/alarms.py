@@ -29,14 +29,10 @@ from rollouts.store.models import (
 from rollouts.store.people.activity_log import Action, record
 from rollouts.store.text import storable_text
 
-GIVE_UP = timedelta(days=3)
-"""An alarm that the webhook has not taken for so long is not delivered any more."""
-MAX_RULES = 100
-"""Rules of a project, those of its runs included."""
-MAX_ADDRESS = 500
-"""Characters of the address of a webhook."""
-MAX_FACTOR = 1e6
-"""The largest multiple of the first steps that a limit may be."""
+GIVE_UP = timedelta(days=3)  # An alarm that the webhook has not taken for so long is not delivered any more.
+MAX_RULES = 100  # Rules of a project, those of its runs included.
+MAX_ADDRESS = 500  # Characters of the address of a webhook.
+MAX_FACTOR = 1e6  # The largest multiple of the first steps that a limit may be.
 _PORTS = {"http": 80, "https": 443}
 
 

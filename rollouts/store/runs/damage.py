@@ -12,8 +12,7 @@ from rollouts.store.models import Run, StoredFinding, StoredTrajectory, Trajecto
 from rollouts.store.trajectories.trajectories import finished_trajectories
 from rollouts.store.trajectories.trajectory_parts import READING_ORDER
 
-FIGURES = ("cosine", "relative_error", "norm_ratio", "rule", "missing")
-"""What is told of the damage of a trajectory."""
+FIGURES = ("cosine", "relative_error", "norm_ratio", "rule", "missing")  # What is told of the damage of a trajectory.
 
 
 def keep_damage(

@@ -22,12 +22,9 @@ from rollouts.store.runs.run_summary import (
     summary_from,
 )
 
-VERSION = 5
-"""Goes up when the rules of counting change."""
-LARGE = 5_000
-"""With more trajectories, counting is too slow for a page."""
-SLICES = 20
-"""Equal stretches of a run."""
+VERSION = 5  # Goes up when the rules of counting change.
+LARGE = 5_000  # With more trajectories, counting is too slow for a page.
+SLICES = 20  # Equal stretches of a run.
 MAX_STEPS = 40
 
 
@@ -38,16 +35,12 @@ class KindCost:
     kind: str
     findings: int
     trajectories: int
-    trained_tokens_lost: int | None
-    """In the stored rows. None = not known of some finding."""
-    trained_tokens_wrong: int | None
-    """In the stored rows. None = not known of some finding."""
+    trained_tokens_lost: int | None  # In the stored rows. None = not known of some finding.
+    trained_tokens_wrong: int | None  # In the stored rows. None = not known of some finding.
     rows_more: int
     prompt_tokens_repaid: int
-    lost_in_one_row: int
-    """What would be lost if a row went on over each break."""
-    severity: str
-    """The worst severity of these findings."""
+    lost_in_one_row: int  # What would be lost if a row went on over each break.
+    severity: str  # The worst severity of these findings.
 
     @property
     def tokens(self) -> int:
@@ -61,10 +54,8 @@ class TrainedTotals:
 
     sampled: int
     trained: int
-    lost: int | None
-    """Sampled, and trained in no row as they were sampled. None = not known of some trajectory."""
-    unknown: int = 0
-    """Trajectories of which it is not known what their rows lose."""
+    lost: int | None  # Sampled, and trained in no row as they were sampled. None = not known of some trajectory.
+    unknown: int = 0  # Trajectories of which it is not known what their rows lose.
 
     @property
     def foreign(self) -> int | None:
@@ -78,12 +69,9 @@ class RunCost:
 
     kinds: list[KindCost]
     totals: TrainedTotals
-    by_step: list[tuple[int, int]]
-    """(step, trajectories with a finding at it), for the first steps."""
-    steps_beyond: int
-    """The number of later steps with findings, which are left out."""
-    along: list[int]
-    """Trajectories with a finding in each of :data:`SLICES` equal stretches of the run."""
+    by_step: list[tuple[int, int]]  # (step, trajectories with a finding at it), for the first steps.
+    steps_beyond: int  # The number of later steps with findings, which are left out.
+    along: list[int]  # Trajectories with a finding in each of :data:`SLICES` equal stretches of the run.
 
 
 def is_large(run: Run) -> bool:
@@ -208,8 +196,7 @@ def worst_severities(run: Run) -> dict[str, str]:
     return {kind: severity.value for severity in reversed(Severity) for kind, worst in pairs if worst == severity}
 
 
-_UNSURE = ("trained_tokens_lost", "trained_tokens_wrong")
-"""Costs that are not known of every finding."""
+_UNSURE = ("trained_tokens_lost", "trained_tokens_wrong")  # Costs that are not known of every finding.
 
 
 def run_spread(run: Run, kind: str = "") -> dict[str, Any]:

@@ -15,10 +15,8 @@ from rollout_inspector.streams.trajectory import FORKED, NO_IDS, Ids
 from rollouts.store.models import ACTIVE, Fork, Run, StoredStep, StoredTrajectory
 from rollouts.store.token_arrays.reading import attach_steps, fork_prefix
 
-SUCCESS = 0.5
-"""The reward from which on a continuation counts as a success."""
-MAX_FORKS = 50
-"""The newest forks of a trajectory that its page lists."""
+SUCCESS = 0.5  # The reward from which on a continuation counts as a success.
+MAX_FORKS = 50  # The newest forks of a trajectory that its page lists.
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,7 @@ from django.db.models import F, Q
 from rollouts.store.models import Project, Run, StoredFinding, StoredTrajectory
 from rollouts.store.people.access import Access
 
-KEY = "gallery"
-"""In the settings of a run: the version of the bundle that it was made from."""
+KEY = "gallery"  # In the settings of a run: the version of the bundle that it was made from.
 TRAINING_KEY = "training_run"
 """In the settings of a run: which bundled run of training it holds, as a hash of its file."""
 

@@ -12,10 +12,8 @@ from rollouts.store.trajectories.trajectories import finished_trajectories
 class NamedCause(NamedTuple):
     """A cause of :data:`rollout_inspector.diagnose.gap.cause_kinds.CAUSES` in a run."""
 
-    cause: str
-    """Its name."""
-    from_step: int | None
-    """The first training step that shows it; None = the run has no training steps."""
+    cause: str  # Its name.
+    from_step: int | None  # The first training step that shows it; None = the run has no training steps.
 
 
 def newest_report(run: Run) -> tuple[str, int, str] | None:
@@ -42,8 +40,7 @@ def named_causes(runs: Collection[Run]) -> dict[int, list[NamedCause]]:
     return by_run
 
 
-RECENT = 200
-"""Trajectories at the end of a run that are asked for a gap where the answer must be cheap."""
+RECENT = 200  # Trajectories at the end of a run that are asked for a gap where the answer must be cheap.
 
 
 def has_gap(run: Run, recent: int | None = None) -> bool:

@@ -103,8 +103,7 @@ def drop_all(run: models.Run, job: models.Job, alive: Alive) -> None:
 
 # -- an import in shards: each stores its trajectories in a range of indices of its own, behind all final ones
 
-PROVISIONAL = 2**30
-"""The first index of the ranges. A run of an import in shards holds fewer trajectories."""
+PROVISIONAL = 2**30  # The first index of the ranges. A run of an import in shards holds fewer trajectories.
 
 
 def drop_range(run: models.Run, first: int, stop: int, alive: Alive) -> None:

@@ -19,8 +19,7 @@ LOST_SECONDS = 15.0
 """A run that is queued for so long may have lost its message in a restart of Redis, so it is sent again.
 
 A worker with a free place takes a message at once, and only such workers look. A second message changes nothing."""
-MAX_LEASE = timedelta(seconds=30)
-"""No worker leases a trajectory for longer."""
+MAX_LEASE = timedelta(seconds=30)  # No worker leases a trajectory for longer.
 
 
 def begin(run_id: int) -> None:

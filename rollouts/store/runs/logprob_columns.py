@@ -25,14 +25,10 @@ from rollouts.store.trajectories.trajectories import load_trajectories, trajecto
 
 Scored = tuple[int, Sequence[Row], Sequence[Floats]]
 """The primary key of a trajectory, its rows, and the scores ``[T]`` of each."""
-SAMPLER = "sampler"
-"""The name of the column that the sampler recorded."""
-SCORED = "scored:"
-"""The names of columns that an engine made later begin so; the code of the column follows."""
-BATCH = 20
-"""Trajectories that are loaded at once."""
-SAMPLED_TRAJECTORIES = 5
-"""Trajectories of a run that are read to learn which columns its source recorded."""
+SAMPLER = "sampler"  # The name of the column that the sampler recorded.
+SCORED = "scored:"  # The names of columns that an engine made later begin so; the code of the column follows.
+BATCH = 20  # Trajectories that are loaded at once.
+SAMPLED_TRAJECTORIES = 5  # Trajectories of a run that are read to learn which columns its source recorded.
 
 
 def begin_column(

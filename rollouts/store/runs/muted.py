@@ -12,8 +12,7 @@ from rollouts.store.models import MutedKind, Project, Run
 from rollouts.store.people.activity_log import Action, record
 from rollouts.store.text import storable_text
 
-MAX_REASON = 500
-"""Characters of a reason."""
+MAX_REASON = 500  # Characters of a reason.
 SCOPES = ("run", "template", "project")
 """How far a rule reaches: this run, the runs of the project with its chat template, or all runs of the project."""
 

@@ -10,8 +10,7 @@ from rollouts.store import models
 from rollouts.store.runs.runs import create_run, recount, start_run
 from rollouts.store.trajectories.save_trajectories import bump_run, save_trajectories
 
-OPENED = "opened"
-"""In the settings of a run: the files that its trajectories are read from."""
+OPENED = "opened"  # In the settings of a run: the files that its trajectories are read from.
 _FIGURES = ("n_steps", "n_rows", "n_tokens", "n_sampled")
 
 

@@ -15,10 +15,8 @@ from rollouts.store.runs.policy_versions import first_place_of, take_policy_vers
 from rollouts.store.runs.training_steps import stored_after, take_training_steps
 from rollouts.store.trajectories.pushed_trajectories import DIAGNOSED_TO
 
-COUNT_SECONDS = 5.0
-"""The figures of a run are counted again at most so often while data is pushed to it."""
-LOST_SECONDS = 300.0
-"""A count that took longer was lost with its worker, and is begun again."""
+COUNT_SECONDS = 5.0  # The figures of a run are counted again at most so often while data is pushed to it.
+LOST_SECONDS = 300.0  # A count that took longer was lost with its worker, and is begun again.
 MAX_PLACES = 50_000
 """Versions whose trajectories are further apart in their run are counted when it is diagnosed as a whole."""
 

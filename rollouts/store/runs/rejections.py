@@ -9,8 +9,7 @@ from rollout_inspector.formats import Rejected
 from rollouts.store import models
 from rollouts.store.text import storable_text
 
-MAX_REJECTIONS = 1000
-"""Rejected lines of a run that are kept with their reason; beyond that they are only counted."""
+MAX_REJECTIONS = 1000  # Rejected lines of a run that are kept with their reason; beyond that they are only counted.
 
 
 def add_rejections(run: models.Run, file: str, rejected: Sequence[Rejected]) -> None:

@@ -31,8 +31,7 @@ class RewardBin:
     """Trajectories whose reward lies in it."""
 
 
-NOT_INFO = ~Q(severity=Severity.INFO)
-"""The findings that cost something."""
+NOT_INFO = ~Q(severity=Severity.INFO)  # The findings that cost something.
 COST_UNKNOWN = Q(trained_tokens_lost=None) | Q(trained_tokens_wrong=None)
 """The findings of which nobody knows what they cost the stored rows."""
 

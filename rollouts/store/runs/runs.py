@@ -34,14 +34,11 @@ DELETE_ATTEMPTS = 5
 class RunFilters:
     """Which runs are listed. An empty value, and an unknown status or kind, filters nothing."""
 
-    text: str = ""
-    """A part of the name or of the model, in upper or lower case, or a whole code."""
+    text: str = ""  # A part of the name or of the model, in upper or lower case, or a whole code.
     status: str = ""
     kind: str = ""
-    project: str = ""
-    """A whole code. A project that is unknown or hidden has no runs."""
-    tag: str = ""
-    """A whole tag."""
+    project: str = ""  # A whole code. A project that is unknown or hidden has no runs.
+    tag: str = ""  # A whole tag.
 
 
 def visible_runs(access: Access, filters: RunFilters, cursor: str, limit: int) -> CursorPart[models.Run]:
@@ -85,8 +82,7 @@ class RunTotals:
     runs: int
     trajectories: int
     tokens: int
-    complete: bool
-    """False: there are more runs, of which the newest are counted."""
+    complete: bool  # False: there are more runs, of which the newest are counted.
 
 
 def total_runs(access: Access, filters: RunFilters, most: int = 1000) -> RunTotals:

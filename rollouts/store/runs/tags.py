@@ -10,8 +10,7 @@ from rollouts.store.people.activity_log import Action, record
 from rollouts.store.text import storable_text
 
 MAX_TAG = 40
-MAX_TAGS = 20
-"""Tags of one run."""
+MAX_TAGS = 20  # Tags of one run.
 
 
 def read_tags(text: str) -> list[str]:

@@ -20,12 +20,10 @@ from rollouts.store.models.training_steps import CountedFigures
 from rollouts.store.runs.alarms import take_alarms
 from rollouts.store.runs.run_summary import cost_sum
 
-PARAMETERS = 500
-"""Training steps that one query names."""
+PARAMETERS = 500  # Training steps that one query names.
 NOT_DECIDABLE = "not_decidable"
 """A kind that is no fault, but a check that the source does not allow. It is counted like the others."""
-TRUNCATED = "length"
-"""The reason of a completion that was cut by its length."""
+TRUNCATED = "length"  # The reason of a completion that was cut by its length.
 
 
 def count_training_steps(run: Run, steps: Collection[int] | None = None) -> list[TrainingStepFigures]:
@@ -226,10 +224,8 @@ class TrainingStepLine(FiguresLine):
 class OverTraining:
     """A run by training step."""
 
-    steps: list[TrainingStepLine]
-    """In order. A step without trajectories is left out."""
-    began: dict[str, int]
-    """Kind of a finding -> the first training step that has it, the earliest first."""
+    steps: list[TrainingStepLine]  # In order. A step without trajectories is left out.
+    began: dict[str, int]  # Kind of a finding -> the first training step that has it, the earliest first.
 
 
 def over_training(run: Run, least: int | None = None, most: int | None = None) -> OverTraining:

@@ -18,8 +18,7 @@ from rollouts.store import files
 from rollouts.store.models import TokenSegment
 from rollouts.store.token_arrays.segment_file import read_column
 
-MAX_CACHED_BYTES = 64 << 20
-"""Decoded columns that a process keeps in memory."""
+MAX_CACHED_BYTES = 64 << 20  # Decoded columns that a process keeps in memory.
 
 
 class TokensDeleted(Http404, files.StorageDown):

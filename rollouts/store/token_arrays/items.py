@@ -16,10 +16,8 @@ def _fields(model: Any) -> dict[str, ArrayField]:
     return {field.attname: field for field in model._meta.concrete_fields if isinstance(field, ArrayField)}
 
 
-STEP_ARRAYS = _fields(StepTokens)
-"""The arrays of a step, each with its type."""
-ROW_ARRAYS = _fields(RowTokens)
-"""The arrays of a row, each with its type."""
+STEP_ARRAYS = _fields(StepTokens)  # The arrays of a step, each with its type.
+ROW_ARRAYS = _fields(RowTokens)  # The arrays of a row, each with its type.
 ALTERNATIVES = ("alternative_ids", "alternative_logprobs")
 """The arrays of a step that are several times as long as its completion. A page reads them for few tokens."""
 _IDS = tuple(
@@ -27,23 +25,18 @@ _IDS = tuple(
     for name, field in {**STEP_ARRAYS, **ROW_ARRAYS}.items()
     if isinstance(field, IdsField) and name not in ALTERNATIVES
 )
-COLUMNS = "columns"
-"""The name of the trainer's columns of a row among the columns of a segment."""
+COLUMNS = "columns"  # The name of the trainer's columns of a row among the columns of a segment.
 
 
 class TokenItem(NamedTuple):
     """The arrays of one step, or of one row that has its own."""
 
-    trajectory: str
-    """The code of its trajectory."""
-    step: int | None
-    """The index of the step; None for a row."""
-    row: int | None
-    """The index of the row; None for a step."""
+    trajectory: str  # The code of its trajectory.
+    step: int | None  # The index of the step; None for a row.
+    row: int | None  # The index of the row; None for a step.
     arrays: Arrays
     """The names of ``STEP_ARRAYS`` or ``ROW_ARRAYS``. None = not recorded, which is not the same as empty."""
-    columns: Mapping[str, NDArray[Any]] | None = None
-    """The trainer's columns of a row; None for a step."""
+    columns: Mapping[str, NDArray[Any]] | None = None  # The trainer's columns of a row; None for a step.
 
     @property
     def n_tokens(self) -> int:

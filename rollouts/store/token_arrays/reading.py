@@ -16,8 +16,7 @@ from rollout_inspector.streams.trajectory import NO_IDS, Ids
 from rollouts.store.models import Fork, RowTokens, StepTokens, StoredRow, StoredStep, StoredTrajectory
 from rollouts.store.token_arrays.items import ALTERNATIVES, COLUMNS, ROW_ARRAYS, STEP_ARRAYS
 
-Where = tuple[str, int]
-"""The key of a segment and the row of the file."""
+Where = tuple[str, int]  # The key of a segment and the row of the file.
 
 
 PLAIN_ARRAYS = tuple(name for name in STEP_ARRAYS if name not in ALTERNATIVES)

@@ -19,8 +19,7 @@ from rollouts.store.token_arrays.items import ALTERNATIVES, COLUMNS, ROW_ARRAYS,
 
 GROUP_TOKENS = 1 << 16
 """Ids of a row group, which is what a reader fetches and decodes at once. A longer step or row is a group by itself."""
-ARRAYS = {**STEP_ARRAYS, **ROW_ARRAYS}
-"""Every array column of the file. ``logprobs`` is one of a step and of a row."""
+ARRAYS = {**STEP_ARRAYS, **ROW_ARRAYS}  # Every array column of the file. ``logprobs`` is one of a step and of a row.
 RARE = ("entropy", "kept_set", *ALTERNATIVES)
 """The array columns that a file has only where it holds something of them."""
 SCHEMA = pa.schema(
@@ -101,12 +100,9 @@ def _offsets(lengths: Sequence[int]) -> pa.Array:
 class ListColumn:
     """One array column of a row group."""
 
-    offsets: NDArray[np.int32]
-    """``[n + 1]``: where each list begins in ``values``."""
-    values: NDArray[Any]
-    """All lists, one after the other. Read-only."""
-    is_present: NDArray[np.bool_]
-    """``[n]``: False = null."""
+    offsets: NDArray[np.int32]  # ``[n + 1]``: where each list begins in ``values``.
+    values: NDArray[Any]  # All lists, one after the other. Read-only.
+    is_present: NDArray[np.bool_]  # ``[n]``: False = null.
 
     def at(self, n: int) -> NDArray[Any] | None:
         """The list of a row; None = null."""
@@ -122,12 +118,9 @@ class ListColumn:
 class MapColumn:
     """The trainer's columns of a row group."""
 
-    offsets: NDArray[np.int32]
-    """``[n + 1]``: where the columns of each row begin in ``names`` and ``lists``."""
-    names: list[str]
-    """The name of each column."""
-    lists: ListColumn
-    """The values of each column."""
+    offsets: NDArray[np.int32]  # ``[n + 1]``: where the columns of each row begin in ``names`` and ``lists``.
+    names: list[str]  # The name of each column.
+    lists: ListColumn  # The values of each column.
 
     def at(self, n: int) -> dict[str, NDArray[Any] | None]:
         """The columns of a row by name."""

@@ -16,17 +16,14 @@ from rollouts.store.token_arrays.items import TokenItem
 class Place(NamedTuple):
     """Where a segment holds the arrays of an item."""
 
-    segment: TokenSegment
-    """It is saved in the transaction that stores the steps and rows which name it."""
-    offset: int
-    """The row of the file."""
+    segment: TokenSegment  # It is saved in the transaction that stores the steps and rows which name it.
+    offset: int  # The row of the file.
 
 
 class TokenStore(Protocol):
     """Where new arrays of a run go."""
 
-    slug: str
-    """The name in the setting and in ``Run.token_store``."""
+    slug: str  # The name in the setting and in ``Run.token_store``.
     min_tokens: int
     """A batch with fewer ids is stored in the database first: a file for each would be many small files."""
 
@@ -72,8 +69,7 @@ class SegmentTokens:
         return [Place(segment, offset) for offset in range(len(items))]
 
 
-SEGMENTS = "segments/"
-"""The prefix of all segments in the file storage."""
+SEGMENTS = "segments/"  # The prefix of all segments in the file storage.
 STORES: dict[str, TokenStore] = {store.slug: store for store in (DatabaseTokens(), SegmentTokens())}
 
 

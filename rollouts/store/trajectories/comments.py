@@ -12,12 +12,9 @@ from rollouts.store.people.activity_log import Action, record
 from rollouts.store.text import storable_text
 from rollouts.store.trajectories import trajectory_parts
 
-MAX_TEXT = 4_000
-"""Characters of a comment."""
-MAX_COMMENTS = 500
-"""Comments of one trajectory: its page lists them all."""
-Place = tuple[int, int, int]
-"""A row, and the tokens ``[start, stop)`` of it."""
+MAX_TEXT = 4_000  # Characters of a comment.
+MAX_COMMENTS = 500  # Comments of one trajectory: its page lists them all.
+Place = tuple[int, int, int]  # A row, and the tokens ``[start, stop)`` of it.
 
 
 def comments_of(trajectory: StoredTrajectory) -> list[Comment]:

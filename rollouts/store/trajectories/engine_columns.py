@@ -17,12 +17,9 @@ from rollouts.store.trajectories.rows import row_columns
 from rollouts.store.trajectories.trajectories import load_trajectories
 from rollouts.store.trajectories.trajectory_parts import RowSummary, StepSummary
 
-ENTROPY, KEPT_SET = "entropy", "kept_set"
-"""As the engine told them."""
-AT_LEAST = "entropy_at_least"
-"""What follows from the alternatives alone, where an engine knew no entropy."""
-BEHIND = "behind_likeliest"
-"""How far the sampled token stands behind the likeliest one."""
+ENTROPY, KEPT_SET = "entropy", "kept_set"  # As the engine told them.
+AT_LEAST = "entropy_at_least"  # What follows from the alternatives alone, where an engine knew no entropy.
+BEHIND = "behind_likeliest"  # How far the sampled token stands behind the likeliest one.
 
 
 def names_beside(rows: Sequence[RowSummary], steps: Sequence[StepSummary]) -> dict[int, list[str]]:

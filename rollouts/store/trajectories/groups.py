@@ -15,12 +15,9 @@ from rollouts.store import models
 from rollouts.store.models import Run, StoredRow, StoredStep, StoredTrajectory
 from rollouts.store.token_arrays.reading import attach_steps, columns_of_rows, rows_with_tokens
 
-MAX_READ_TOKENS = 8_000_000
-"""Sampled tokens, and tokens of rows, that are read for a page of a group."""
-MAX_SIBLING_REWARDS = 5_000
-"""Rewards of a group that are read for the page of one of its trajectories."""
-ADVANTAGES = "advantages"
-"""The name of the trainer's column."""
+MAX_READ_TOKENS = 8_000_000  # Sampled tokens, and tokens of rows, that are read for a page of a group.
+MAX_SIBLING_REWARDS = 5_000  # Rewards of a group that are read for the page of one of its trajectories.
+ADVANTAGES = "advantages"  # The name of the trainer's column.
 
 
 def trajectories_of_group(run: Run, group: str, limit: int) -> list[StoredTrajectory]:

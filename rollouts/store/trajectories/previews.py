@@ -15,8 +15,7 @@ from rollouts.store.chat_templates.tokenizers import byte_table_of
 from rollouts.store.text import storable_text
 from rollouts.store.trajectories.trajectories import load_trajectories
 
-BATCH = 20
-"""Trajectories of an older version that are loaded at once."""
+BATCH = 20  # Trajectories of an older version that are loaded at once.
 
 
 def stored_preview(

@@ -13,8 +13,7 @@ from rollouts.store import models
 from rollouts.store.bulk import bare, insert_whole, reserve_keys
 from rollouts.store.models import Retokenized, StoredTrajectory
 
-MAX_DRIFTS = 20_000
-"""Of a trajectory. One with more was made by another tokenizer, and nobody reads them all."""
+MAX_DRIFTS = 20_000  # Of a trajectory. One with more was made by another tokenizer, and nobody reads them all.
 
 
 def stored_drifts(

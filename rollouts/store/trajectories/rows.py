@@ -28,8 +28,7 @@ class Span:
     When role headers divide such a row, it is ``prompt`` before the first header, ``reply`` after a header of the
     assistant, and ``message`` after any other header.
     """
-    roles: tuple[str, ...] = ()
-    """The roles that the headers name, where they divide the row."""
+    roles: tuple[str, ...] = ()  # The roles that the headers name, where they divide the row.
 
 
 def get_row(trajectory: models.StoredTrajectory, row: int | models.StoredRow) -> models.StoredRow:

@@ -11,10 +11,8 @@ from rollouts.store.people.access import Access
 from rollouts.store.trajectory_filters import TrajectoryFilters, filter_trajectories
 
 RUNS_AT_ONCE = 50
-NAMES = ("external_id", "group", "stop_reason", "tokenizer_name")
-"""Columns of a trajectory that are metadata."""
-BODIES = ("extra", "task")
-"""Stored JSON of a trajectory."""
+NAMES = ("external_id", "group", "stop_reason", "tokenizer_name")  # Columns of a trajectory that are metadata.
+BODIES = ("extra", "task")  # Stored JSON of a trajectory.
 
 
 def searched_runs(access: Access, run: Run | None = None, project: str = "") -> QuerySet[Run]:

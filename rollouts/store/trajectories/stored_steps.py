@@ -17,11 +17,9 @@ class StoredSteps(StepCodec):
 
     def __init__(self) -> None:
         super().__init__(canonical_json)
-        self.keys: list[int] = []
-        """The primary key of each step."""
+        self.keys: list[int] = []  # The primary key of each step.
         self.links: list[Link] = []
-        self.prefix: Ids | None = None
-        """Of a fork: the ids that its first step shares and does not store."""
+        self.prefix: Ids | None = None  # Of a fork: the ids that its first step shares and does not store.
 
 
 def stored_steps(trajectory_keys: Collection[int], with_messages: bool = True) -> dict[int, StoredSteps]:

@@ -24,28 +24,20 @@ from rollouts.store.trajectories.token_segments import delete_files
 class EncodedStep(NamedTuple):
     """A step as it will be stored."""
 
-    coded: CodedStep
-    """What it adds to its parent."""
-    tokens: models.StepTokens
-    """Its arrays, without the key of the step."""
-    place: Place | None = None
-    """Where a segment holds the arrays; None = they are inserted with the step."""
+    coded: CodedStep  # What it adds to its parent.
+    tokens: models.StepTokens  # Its arrays, without the key of the step.
+    place: Place | None = None  # Where a segment holds the arrays; None = they are inserted with the step.
 
 
 @dataclass(frozen=True)
 class EncodedTrajectory:
     """A finished trajectory as it will be stored."""
 
-    code: str
-    """The code that it will have."""
-    values: StoredSteps
-    """Its steps, without their keys."""
-    steps: Sequence[EncodedStep]
-    """As many as the trajectory has."""
-    row_places: Sequence[Place | None]
-    """For each row with its own arrays, as ``EncodedStep.place``."""
-    preview: Preview
-    """Its lines in lists."""
+    code: str  # The code that it will have.
+    values: StoredSteps  # Its steps, without their keys.
+    steps: Sequence[EncodedStep]  # As many as the trajectory has.
+    row_places: Sequence[Place | None]  # For each row with its own arrays, as ``EncodedStep.place``.
+    preview: Preview  # Its lines in lists.
 
 
 def encode_step(earlier: StoredSteps, step: Step, link: Link | None = None) -> EncodedStep:

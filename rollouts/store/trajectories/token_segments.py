@@ -16,8 +16,7 @@ log = logging.getLogger(__name__)
 
 READABLE = timedelta(hours=1)
 """How long a replaced segment stays. A reader that saw its name before has read it by then."""
-ORPHAN_AGE = timedelta(days=1)
-"""A file that no row names for so long belongs to a transaction that never ended."""
+ORPHAN_AGE = timedelta(days=1)  # A file that no row names for so long belongs to a transaction that never ended.
 
 
 def segments_of(trajectories: Collection[int]) -> set[int]:

@@ -22,8 +22,7 @@ from rollouts.store import models
 from rollouts.store.token_arrays.items import STEP_ARRAYS
 from rollouts.store.token_arrays.reading import columns_of_rows, rows_with_tokens, steps_with_tokens, stream_ids
 
-LAST = 2**31 - 1
-"""No trajectory has a larger index."""
+LAST = 2**31 - 1  # No trajectory has a larger index.
 
 
 def load_trajectory(trajectory: models.StoredTrajectory) -> Trajectory:

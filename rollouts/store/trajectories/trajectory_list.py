@@ -16,8 +16,7 @@ from rollouts.store.paging import CursorPart, cut_part
 from rollouts.store.parameters import SORTS
 from rollouts.store.trajectory_filters import TrajectoryFilters, filter_trajectories
 
-MAX_COUNTED = 10_000
-"""What passes a filter is counted so far: it bounds what a page of a large run costs."""
+MAX_COUNTED = 10_000  # What passes a filter is counted so far: it bounds what a page of a large run costs.
 
 
 def list_trajectories(
@@ -87,8 +86,7 @@ NULLABLE = ("reward", "n_lost", "training_step", "damage")
 """The columns of an order that hold texts, and those that may lack a value."""
 Place = tuple[float | str | None, int]
 """The value of the column that a list is sorted by, None = it has none, and the index of a trajectory."""
-Stretch = tuple[Q, tuple[str, ...]]
-"""A condition, and the order of the trajectories that meet it."""
+Stretch = tuple[Q, tuple[str, ...]]  # A condition, and the order of the trajectories that meet it.
 
 
 def _stretches(sort: str, place: Place | None) -> list[Stretch]:

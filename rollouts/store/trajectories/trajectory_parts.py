@@ -18,8 +18,7 @@ from rollouts.store.token_arrays import reading
 READING_ORDER = ("step_index", "row_index", "start", "id")
 """The order in which the findings of a trajectory are numbered, from 1."""
 
-MAX_STEP_WISE_STEPS = 50_000
-"""A group with more steps is too large to be counted for a page."""
+MAX_STEP_WISE_STEPS = 50_000  # A group with more steps is too large to be counted for a page.
 
 
 @dataclass(frozen=True)
@@ -29,12 +28,9 @@ class RowSummary:
     index: int
     n_tokens: int
     n_trained: int
-    steps: frozenset[int]
-    """Indices of the steps that the row trains."""
-    last_step: int | None
-    """The key of the step whose stream the row is; None for a row that has its own arrays."""
-    key: int | None
-    """None for a row that the steps make so far, which is not stored."""
+    steps: frozenset[int]  # Indices of the steps that the row trains.
+    last_step: int | None  # The key of the step whose stream the row is; None for a row that has its own arrays.
+    key: int | None  # None for a row that the steps make so far, which is not stored.
 
     @property
     def follows_steps(self) -> bool:
@@ -108,19 +104,15 @@ STEP_COLUMNS = (
 class StepWiseRows:
     """The cost of one row per step, and of rows that join steps that extend each other."""
 
-    scope: str
-    """The trajectories that are counted, in words."""
+    scope: str  # The trajectories that are counted, in words.
     trajectories: int
     turns_least: int
     turns_most: int
-    samples: int
-    """Rows, one per step."""
-    forwarded: int
-    """Tokens of those rows."""
+    samples: int  # Rows, one per step.
+    forwarded: int  # Tokens of those rows.
     samples_merged: int
     forwarded_merged: int
-    times: float
-    """``forwarded / forwarded_merged``, two decimals."""
+    times: float  # ``forwarded / forwarded_merged``, two decimals.
 
 
 def rows_and_steps(trajectory: StoredTrajectory) -> tuple[list[RowSummary], list[StepSummary]]:

@@ -32,12 +32,9 @@ class CannotTakeApart(Exception):
 class Operand:
     """A part of an output that is written at once: an expression, or constant text."""
 
-    source: str
-    """Of an expression its text, quotes included; of constant text between two tags what it writes."""
-    text: str | None = None
-    """What a constant writes; None = an expression."""
-    joiner: str = ""
-    """``+`` or ``~`` before it, in an output of several operands."""
+    source: str  # Of an expression its text, quotes included; of constant text between two tags what it writes.
+    text: str | None = None  # What a constant writes; None = an expression.
+    joiner: str = ""  # ``+`` or ``~`` before it, in an output of several operands.
     name: int = -1
 
 
@@ -45,20 +42,15 @@ class Operand:
 class Leaf:
     """A tag, a comment, an output or constant text."""
 
-    kind: str
-    """As of a :class:`Piece`; ``opaque`` for a macro or a captured block as a whole."""
+    kind: str  # As of a :class:`Piece`; ``opaque`` for a macro or a captured block as a whole.
     source: str
     operands: list[Operand] = field(default_factory=list)
     """Of ``output`` and ``data``; empty for constant text that writes nothing."""
     opening: str = ""
-    closing: str = ""
-    """The braces of a tag, with their ``-`` or ``+``."""
-    body: str = ""
-    """What stands between them."""
-    line: int = 0
-    """1-based; 0 = not known."""
-    is_cut: bool = False
-    """Its operands are no longer those of its source."""
+    closing: str = ""  # The braces of a tag, with their ``-`` or ``+``.
+    body: str = ""  # What stands between them.
+    line: int = 0  # 1-based; 0 = not known.
+    is_cut: bool = False  # Its operands are no longer those of its source.
 
 
 @dataclass(eq=False)
@@ -66,8 +58,7 @@ class BranchGroup:
     """A condition with its branches, or a loop."""
 
     kind: str
-    sections: list[tuple[Leaf, list[Node]]]
-    """The tag that begins each branch, and what stands in the branch."""
+    sections: list[tuple[Leaf, list[Node]]]  # The tag that begins each branch, and what stands in the branch.
     tail: Leaf | None = None
 
 

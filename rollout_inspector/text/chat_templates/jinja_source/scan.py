@@ -16,8 +16,7 @@ _GIVEN = _COMMON | {
 }
 """Names that every template has, or whose values are found elsewhere."""
 _COMPARES = ("==", "!=", "is")
-FAR = 9
-"""The distance of a line that has no visible connection with a difference."""
+FAR = 9  # The distance of a line that has no visible connection with a difference.
 
 
 def scan(template: str) -> list[Piece]:

@@ -22,12 +22,9 @@ _TAG_ENDS = ("block_end", "variable_end", "comment_end")
 class Token:
     """One token inside a tag; white space is no token."""
 
-    kind: str
-    """As Jinja's lexer names it: ``name``, ``operator``, ``string``, ``integer``, ``float``, ``comment``."""
-    text: str
-    """As it is written in the template, quotes included."""
-    start: int
-    """Offset of its first character in the template."""
+    kind: str  # As Jinja's lexer names it: ``name``, ``operator``, ``string``, ``integer``, ``float``, ``comment``.
+    text: str  # As it is written in the template, quotes included.
+    start: int  # Offset of its first character in the template.
 
     @property
     def stop(self) -> int:
@@ -39,18 +36,13 @@ class Token:
 class Piece:
     """A statement, an output, a comment, or the constant text between two of them."""
 
-    kind: str
-    """The first word of a statement; else ``output``, ``comment``, ``data`` (constant text), or ``unread``."""
+    kind: str  # The first word of a statement; else ``output``, ``comment``, ``data`` (constant text), or ``unread``.
     source: str
-    start: int
-    """Offset in the template."""
-    line: int = 0
-    """1-based, of a tag; 0 = not known."""
+    start: int  # Offset in the template.
+    line: int = 0  # 1-based, of a tag; 0 = not known.
     opening: str = ""
-    closing: str = ""
-    """The braces of a tag, with their ``-`` or ``+``."""
-    tokens: tuple[Token, ...] = ()
-    """What stands between the braces, the first word of a statement included."""
+    closing: str = ""  # The braces of a tag, with their ``-`` or ``+``.
+    tokens: tuple[Token, ...] = ()  # What stands between the braces, the first word of a statement included.
     written: str = ""
     """Of constant text: what is left of it in a render, once the tags beside it have stripped white space."""
 
@@ -83,8 +75,7 @@ def _pieces(template: str) -> Iterator[Piece]:
     raw: Sequence[int] = range(len(template) + 1)
     if source != template:
         raw = [*(match.start() for match in re.finditer("\r\n|.", template, re.DOTALL)), len(template)]
-    at = done = 0
-    """Offsets in ``source``: of the next token, and after the last piece."""
+    at = done = 0  # Offsets in ``source``: of the next token, and after the last piece.
     line, opening, written = 0, "", ""
     kind, tokens = "", list[Token]()
     try:

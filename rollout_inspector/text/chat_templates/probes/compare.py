@@ -49,10 +49,8 @@ class RenderSide:
 
     conversation: Conversation
     codec: Codec
-    rendered: Rendered
-    """With ``lines``."""
-    ids: Ids = field(default_factory=lambda: NO_IDS)
-    """``[T]``; empty where the render failed."""
+    rendered: Rendered  # With ``lines``.
+    ids: Ids = field(default_factory=lambda: NO_IDS)  # ``[T]``; empty where the render failed.
 
     @property
     def text(self) -> str:

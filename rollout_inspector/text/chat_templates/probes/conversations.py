@@ -42,8 +42,7 @@ class Probe:
     prompted: bool = False
     """True: ``before`` is rendered with the generation prompt, and the appended message is the model's own."""
     decisive: bool = True
-    markers: tuple[str, ...] = ()
-    """Words that must be in the longer render, else a pass is void."""
+    markers: tuple[str, ...] = ()  # Words that must be in the longer render, else a pass is void.
 
     def conversations(self) -> tuple[Conversation, Conversation]:
         """The two conversations that are rendered."""

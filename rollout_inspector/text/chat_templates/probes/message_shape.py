@@ -40,20 +40,14 @@ def system(text: str) -> dict[str, Any]:
 class MessageShape:
     """How the messages of a probe are written."""
 
-    arguments: str = "dict"
-    """``dict`` or ``string``: what ``function.arguments`` holds."""
-    ids: bool = False
-    """Calls and results carry 9-character ids."""
-    content: str = "empty"
-    """Of an assistant message that only calls: ``empty`` string or ``none``."""
-    tools: bool = False
-    """The template renders calls only when tools are defined."""
-    calls: bool = True
-    """False = the template renders a call and its result in no form that was tried."""
+    arguments: str = "dict"  # ``dict`` or ``string``: what ``function.arguments`` holds.
+    ids: bool = False  # Calls and results carry 9-character ids.
+    content: str = "empty"  # Of an assistant message that only calls: ``empty`` string or ``none``.
+    tools: bool = False  # The template renders calls only when tools are defined.
+    calls: bool = True  # False = the template renders a call and its result in no form that was tried.
     reasoning: str = ""
     """The field that holds reasoning, ``inline`` = a think block in the content, empty = reasoning is not rendered."""
-    parts: bool = False
-    """Content is a list of parts, ``[{"type": "text", "text": ...}]``, where others take a string."""
+    parts: bool = False  # Content is a list of parts, ``[{"type": "text", "text": ...}]``, where others take a string.
 
     def describe(self) -> str:
         """The form in words, for the page."""

@@ -40,8 +40,7 @@ class RenderCache:
         self.form = form
         self.tools = list(TOOLS) if form.tools and tools is None else tools
         self.kwargs = kwargs or None
-        self.seen: dict[str, Conversation] = {}
-        """Every conversation that was rendered, by key."""
+        self.seen: dict[str, Conversation] = {}  # Every conversation that was rendered, by key.
         self._renders: dict[str, RenderSide] = {}
         self._wanted: dict[str, Conversation] = {}
 

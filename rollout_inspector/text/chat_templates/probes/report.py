@@ -22,33 +22,22 @@ from rollout_inspector.text.chat_templates.probes.compare import (
 class Purpose(StrEnum):
     """A purpose that a chat template is used for."""
 
-    TOOLS = "TITO with tool results"
-    """Appending tool results extends the render: what tool_delta needs."""
-    USERS = "multi-turn with users"
-    """Appending a user message extends the render."""
-    GENERATION = "generation prompt"
-    """What the model is prompted with is how the history that follows it begins."""
-    FIXED_BASE = "fixed-base deltas"
-    """Deltas that were rendered on a dummy conversation equal those of the real one."""
-    PER_MESSAGE = "message by message"
-    """Rendering each message alone and joining equals rendering the conversation."""
-    MASKS = "masks from generation tags"
-    """``{% generation %}`` marks exactly what the model sampled."""
-    REPRODUCIBLE = "no date in the render"
-    """No date in the render, one BOS."""
-    FACTS = "good to know"
-    """Properties that neither pass nor fail for training."""
+    TOOLS = "TITO with tool results"  # Appending tool results extends the render: what tool_delta needs.
+    USERS = "multi-turn with users"  # Appending a user message extends the render.
+    GENERATION = "generation prompt"  # What the model is prompted with is how the history that follows it begins.
+    FIXED_BASE = "fixed-base deltas"  # Deltas that were rendered on a dummy conversation equal those of the real one.
+    PER_MESSAGE = "message by message"  # Rendering each message alone and joining equals rendering the conversation.
+    MASKS = "masks from generation tags"  # ``{% generation %}`` marks exactly what the model sampled.
+    REPRODUCIBLE = "no date in the render"  # No date in the render, one BOS.
+    FACTS = "good to know"  # Properties that neither pass nor fail for training.
 
 
 class CheckStatus(StrEnum):
     """How a check came out."""
 
-    OK = "ok"
-    """The property holds."""
-    BROKEN = "broken"
-    """It does not; the first difference says where."""
-    RAISES = "raises"
-    """The template raised; the detail says what, and on which line."""
+    OK = "ok"  # The property holds.
+    BROKEN = "broken"  # It does not; the first difference says where.
+    RAISES = "raises"  # The template raised; the detail says what, and on which line.
     UNSUPPORTED = "unsupported"
     """The template does not render what the probe asks about, so a pass would say nothing (a void pass)."""
 
@@ -61,21 +50,15 @@ class Check:
     title: str
     purpose: Purpose
     status: CheckStatus = CheckStatus.UNSUPPORTED
-    detail: str = ""
-    """One or two sentences."""
-    decisive: bool = True
-    """False = worth knowing, but it does not change the verdict of its purpose."""
-    void: bool = False
-    """True = the renders agree only because neither contains what was asked about."""
-    unrendered: str = ""
-    """What a void pass asked about and the template does not render, in words."""
+    detail: str = ""  # One or two sentences.
+    decisive: bool = True  # False = worth knowing, but it does not change the verdict of its purpose.
+    void: bool = False  # True = the renders agree only because neither contains what was asked about.
+    unrendered: str = ""  # What a void pass asked about and the template does not render, in words.
     hides: bool = False
     """True = a void pass, although the template renders such messages elsewhere: nothing tells what becomes of them."""
     comparison: RenderComparison | None = None
-    failed: RenderSide | None = None
-    """The side that raised."""
-    line: int | None = None
-    """The template line; None = not known, or told by ``comparison``."""
+    failed: RenderSide | None = None  # The side that raised.
+    line: int | None = None  # The template line; None = not known, or told by ``comparison``.
 
     def ok(self, detail: str, **more: Any) -> Check:
         """The property holds."""
@@ -199,10 +182,8 @@ class CheckReport:
 
     chat_template: str
     chat_template_sha256: str
-    tokenizer: Mapping[str, Any] | None
-    """Name, sha256 and encoder; None = checked without a tokenizer."""
-    form: str
-    """The form of messages that the template accepts, in words."""
+    tokenizer: Mapping[str, Any] | None  # Name, sha256 and encoder; None = checked without a tokenizer.
+    form: str  # The form of messages that the template accepts, in words.
     prefix_preserving: bool | None
     """The answer of the twelve lines of Hugging Face's TITO post.
 
@@ -212,19 +193,13 @@ class CheckReport:
     notes: Sequence[str] = ()
     repair: Any = None
     """A :class:`rollout_inspector.text.chat_templates.repair.search.Repair`, once searched and found."""
-    repair_detail: str = ""
-    """Why there is no repair, or what it leaves broken."""
-    marks: Any = None
-    """:class:`GenerationTags`, once looked for and found."""
-    marks_detail: str = ""
-    """Why there are none."""
+    repair_detail: str = ""  # Why there is no repair, or what it leaves broken.
+    marks: Any = None  # :class:`GenerationTags`, once looked for and found.
+    marks_detail: str = ""  # Why there are none.
     verdicts: Mapping[str, str] = field(default_factory=dict)
-    tools: Sequence[Mapping[str, Any]] | None = None
-    """Function schemas that the check was asked with."""
-    kwargs: Mapping[str, Any] | None = None
-    """Template kwargs that the check was asked with."""
-    conversation: Sequence[Mapping[str, Any]] | None = None
-    """The user's own messages, which were probed too."""
+    tools: Sequence[Mapping[str, Any]] | None = None  # Function schemas that the check was asked with.
+    kwargs: Mapping[str, Any] | None = None  # Template kwargs that the check was asked with.
+    conversation: Sequence[Mapping[str, Any]] | None = None  # The user's own messages, which were probed too.
 
     def check(self, name: str) -> Check:
         """The check of that name. Raises ``KeyError``."""

@@ -35,19 +35,14 @@ class GenerationTags:
     """A template with generation tags that were verified; it renders as before, byte for byte."""
 
     template: str
-    diff: str
-    """Unified diff against the original."""
-    blocks: int
-    """Generation blocks in the template; one message may be marked by several."""
-    conversations: int
-    """Conversations in which the mask was proved for every answer: each goes on as it was prompted."""
+    diff: str  # Unified diff against the original.
+    blocks: int  # Generation blocks in the template; one message may be marked by several.
+    conversations: int  # Conversations in which the mask was proved for every answer: each goes on as it was prompted.
     partly: int
     """Further conversations, with an answer that was rewritten. The answer was looked for behind what is left of its
     header; what follows a place that is not known was not compared."""
-    renders: int
-    """Renders that stay byte for byte the same."""
-    by_tokens: bool
-    """False = compared by characters alone, without a tokenizer."""
+    renders: int  # Renders that stay byte for byte the same.
+    by_tokens: bool  # False = compared by characters alone, without a tokenizer.
 
     def to_dict(self) -> dict[str, Any]:
         """The tags as JSON."""

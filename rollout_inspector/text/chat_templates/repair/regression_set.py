@@ -11,8 +11,7 @@ from rollout_inspector.text.chat_templates.probes.message_shape import MessageSh
 from rollout_inspector.text.chat_templates.probes.render_cache import RenderCache, key_of
 from rollout_inspector.text.chat_templates.sandbox.render import TemplateRenderer
 
-CANARIES = 12
-"""Conversations that must not change and are rendered first, before the rest of them."""
+CANARIES = 12  # Conversations that must not change and are rendered first, before the rest of them.
 
 
 class RegressionSet:

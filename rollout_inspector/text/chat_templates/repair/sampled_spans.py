@@ -20,12 +20,10 @@ class SampledSpans:
 
     sampled: list[tuple[int, int]] = field(default_factory=list)
     """Characters ``[start, stop)``, one pair for each answer that is not empty."""
-    limit: int = 0
-    """Up to this character ``sampled`` is known."""
+    limit: int = 0  # Up to this character ``sampled`` is known.
     is_told: bool = False
     """At least one answer follows what the model was prompted with, so its span is known and no guess."""
-    is_proved: bool = True
-    """Every answer follows what the model was prompted with, and later messages keep it."""
+    is_proved: bool = True  # Every answer follows what the model was prompted with, and later messages keep it.
 
 
 def sampled_spans(regressions: RegressionSet, stop: str | None) -> dict[str, SampledSpans]:

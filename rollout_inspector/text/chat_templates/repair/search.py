@@ -32,13 +32,11 @@ from rollout_inspector.text.line_diffs import LineDiffs
 
 MAX_CANDIDATES = 400
 """Changed templates that one search tries. A count finds the same on a busy machine; a clock would not."""
-SAFETY_SECONDS = 300.0
-"""A search that takes longer is given up without an answer."""
+SAFETY_SECONDS = 300.0  # A search that takes longer is given up without an answer.
 NOT_FINISHED = (
     f"The search for a repair was not finished within {SAFETY_SECONDS:.0f} s, because the machine is busy. Ask again."
 )
-DEPTH = 3
-"""At most this many changed conditions."""
+DEPTH = 3  # At most this many changed conditions.
 BEAM = 4
 MAX_GUIDING_MESSAGES = 30
 """Messages of the user's own conversation that guide the search; the check of the result takes all messages."""
@@ -50,19 +48,15 @@ class Repair:
     """A patched chat template that was verified."""
 
     template: str
-    diff: str
-    """Unified diff against the original."""
-    fixes: tuple[str, ...]
-    """Names of the probes that failed before and pass now."""
-    still_broken: tuple[str, ...]
-    """Names of the decisive prefix probes that fail before and after."""
+    diff: str  # Unified diff against the original.
+    fixes: tuple[str, ...]  # Names of the probes that failed before and pass now.
+    still_broken: tuple[str, ...]  # Names of the decisive prefix probes that fail before and after.
     changed: tuple[tuple[Conversation, str, str], ...]
     """The conversations that render differently, each with the render before and after."""
     scope: str
     """What the mended probes are about: ``tools`` results, ``users`` messages, ``all`` = both, the ``generation``
     prompt alone, or ``every`` = the generation prompt and one of the others."""
-    wider: Repair | None = None
-    """A larger change that mends more, where one was found."""
+    wider: Repair | None = None  # A larger change that mends more, where one was found.
 
     def to_dict(self) -> dict[str, Any]:
         """The repair as JSON."""

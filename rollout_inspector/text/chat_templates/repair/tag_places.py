@@ -19,8 +19,7 @@ from rollout_inspector.text.chat_templates.repair.regression_set import Regressi
 from rollout_inspector.text.chat_templates.repair.sampled_spans import CannotMark, SampledSpans
 from rollout_inspector.text.chat_templates.sandbox.render import TemplateRenderer
 
-CUTS = 8
-"""At most this many constants are cut."""
+CUTS = 8  # At most this many constants are cut.
 _MARKED = re.compile("\x02([0-9]+);([01]*)\x02")
 _TARGET = re.compile(r"for\s+([A-Za-z_]\w*)\s+in\b")
 

@@ -29,13 +29,11 @@ CPU_SECONDS = 2
 WALL_SECONDS = 2.7
 STARVED_SECONDS, STARVED_WALL_SECONDS = 0.5, 10.0
 """A render that got less computing time than this gets more time, because the machine is overloaded."""
-MEMORY_BYTES = 400_000_000
-"""Memory of a worker beyond what it maps at its start."""
+MEMORY_BYTES = 400_000_000  # Memory of a worker beyond what it maps at its start.
 OUTPUT_CHARS = 4_000_000
 TEMPLATE_CHARS = 1_000_000
 BATCH_SECONDS = 30.0
-START_SECONDS = 60.0
-"""A worker that takes longer to start is given up: then the machine is overloaded."""
+START_SECONDS = 60.0  # A worker that takes longer to start is given up: then the machine is overloaded.
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PROGRAM = Path(__file__).parent / "worker" / "__main__.py"
 
@@ -46,10 +44,8 @@ class RenderJob:
 
     variables: Mapping[str, Any]
     """What the template sees. ``strftime_now`` is an ISO date and time: what the function of that name tells."""
-    lines: bool = False
-    """Ask for provenance: which line wrote each character. Not of a series."""
-    messages: Sequence[Any] = ()
-    """Of a series: every message of the renders once."""
+    lines: bool = False  # Ask for provenance: which line wrote each character. Not of a series.
+    messages: Sequence[Any] = ()  # Of a series: every message of the renders once.
     tools: Sequence[Any] = ()
     kwargs: Sequence[Mapping[str, Any]] = ()
     renders: Sequence[tuple[Sequence[int], int | None, int, bool]] = ()
@@ -64,16 +60,14 @@ class Rendered:
     error: str = ""
     kind: str = ""
     """Of a failure: ``raises``, ``syntax``, ``forbidden``, ``time``, ``memory``, ``size``, ``depth``, ``crash``."""
-    line: int | None = None
-    """Of a failure: the template line, where known."""
+    line: int | None = None  # Of a failure: the template line, where known.
     lines: tuple[tuple[int, int], ...] = ()
     """(number of characters, 1-based template line) in order; line 0 = not known."""
     spans: tuple[tuple[int, int], ...] = ()
     """Characters ``[start, stop)`` that generation blocks wrote; only with ``lines``."""
     tracked_spans: tuple[tuple[int, int], ...] = ()
     """The same as ``transformers`` counts them, which is wrong inside macros."""
-    series: tuple[Rendered, ...] = ()
-    """Of a series: the outcome of each render."""
+    series: tuple[Rendered, ...] = ()  # Of a series: the outcome of each render.
 
     @property
     def ok(self) -> bool:
@@ -109,8 +103,7 @@ class Worker(LimitedProcess):
     JSON alone crosses its standard streams, because it runs what strangers wrote.
     """
 
-    spoilt = False
-    """It is not trusted with the next request."""
+    spoilt = False  # It is not trusted with the next request.
 
     def __init__(self, work: str) -> None:
         super().__init__(f"The sandbox for {work}", [str(_PROGRAM), str(MEMORY_BYTES)])

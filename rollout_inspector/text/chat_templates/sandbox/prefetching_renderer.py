@@ -8,8 +8,7 @@ from rollout_inspector.streams.trajectory import Ids
 from rollout_inspector.text.chat_templates.sandbox import client
 from rollout_inspector.text.chat_templates.sandbox.render import TemplateRenderer, TemplateTokenizer
 
-MAX_MESSAGES = 6_000
-"""Messages over all renders of one series: it has the computing time of a single render."""
+MAX_MESSAGES = 6_000  # Messages over all renders of one series: it has the computing time of a single render.
 
 _LASTING = ("raises", "syntax", "forbidden", "depth")
 """Kinds of failure that the same render meets again on every machine."""

@@ -31,8 +31,7 @@ class TemplateTokenizer(Codec, Protocol):
 @dataclass
 class _Render:
     rendered: client.Rendered
-    ids: Ids | None = None
-    """None = not encoded yet. They are shared, so they cannot be written to."""
+    ids: Ids | None = None  # None = not encoded yet. They are shared, so they cannot be written to.
 
 
 class TemplateRenderer:

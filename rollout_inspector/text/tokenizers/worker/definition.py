@@ -14,27 +14,22 @@ from rollout_inspector.text.tokenizers.files import MAX_TEMPLATE_BYTES, WANTED, 
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 """The attributes that ``transformers`` passes to a chat template when the tokenizer has them."""
-MAX_ADDED = 100_000
-"""Added tokens of one tokenizer; real ones have up to 6,500."""
+MAX_ADDED = 100_000  # Added tokens of one tokenizer; real ones have up to 6,500.
 
 
 @dataclass(frozen=True, eq=False)
 class Definition:
     """What a folder says about its tokenizer."""
 
-    sha256: str
-    """The SHA-256 of the bytes of tokenizer.json."""
+    sha256: str  # The SHA-256 of the bytes of tokenizer.json.
     tokenizer: Mapping[str, Any]
     """tokenizer.json without truncation and padding, plus the tokens that only tokenizer_config.json adds."""
-    text: str
-    """``tokenizer`` as JSON text. The encoders are built from it."""
+    text: str  # ``tokenizer`` as JSON text. The encoders are built from it.
     named_tokens: Mapping[str, str]
     """``bos_token``, ``eos_token``, ... as the chat template sees them. A token that the tokenizer lacks is absent."""
     chat_template: str | None
-    stop_token_ids: tuple[int, ...]
-    """The end-of-sequence ids of generation_config.json; empty when there are none."""
-    tokenizer_class: str = ""
-    """The class of ``transformers`` that tokenizer_config.json names."""
+    stop_token_ids: tuple[int, ...]  # The end-of-sequence ids of generation_config.json; empty when there are none.
+    tokenizer_class: str = ""  # The class of ``transformers`` that tokenizer_config.json names.
 
     def added(self) -> Iterator[tuple[int, str, bool]]:
         """Id, text and special flag of each added token."""

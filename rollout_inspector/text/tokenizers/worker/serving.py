@@ -50,8 +50,7 @@ class ServedTokenizer:
                 raise
             raise TokenizerUnusable(f"tokenizer.json cannot be loaded: {str(error)[:200]}") from error
         self.encoder: Encoder = self.reference
-        self._unread: str | None = definition.text
-        """The definition, until the fast encoder reads it."""
+        self._unread: str | None = definition.text  # The definition, until the fast encoder reads it.
         offsets, data, special, kind = build(definition, self.reference.decode)
         self._added = {content: token_id for token_id, content, _ in definition.added()}
         vocab = definition.tokenizer["model"]["vocab"]

@@ -14,18 +14,13 @@ from rollout_inspector.refusal import Refusal
 from rollout_inspector.text.processes import Late, LimitedProcess, ProcessEnded
 from rollouts.sampling.engines.vllm_engine import ENVIRONMENT
 
-START_SECONDS = 120.0
-"""vLLM is imported in seven seconds, on a busy machine in more."""
+START_SECONDS = 120.0  # vLLM is imported in seven seconds, on a busy machine in more.
 LOAD_SECONDS = 60.0
-READ_SECONDS, READ_SECONDS_PER_MB = 2, 3
-"""Processor seconds of one parser on one text."""
-PATIENCE = 6
-"""A busy machine may take so many times as long as the processor."""
-MAX_STARTS = 4
-"""A parser that cannot be interrupted ends the process. After so many starts the others are not asked."""
+READ_SECONDS, READ_SECONDS_PER_MB = 2, 3  # Processor seconds of one parser on one text.
+PATIENCE = 6  # A busy machine may take so many times as long as the processor.
+MAX_STARTS = 4  # A parser that cannot be interrupted ends the process. After so many starts the others are not asked.
 
-TOTAL_SECONDS = 120.0
-"""For all parsers on one text, by the clock. Those that are left are not asked."""
+TOTAL_SECONDS = 120.0  # For all parsers on one text, by the clock. Those that are left are not asked.
 
 _PROGRAM = Path(__file__).parent / "__main__.py"
 
@@ -52,8 +47,7 @@ class VllmParsers:
             raise Refusal(sentence)
         self._folder, self._n_starts = folder, 0
         self._process: LimitedProcess | None = None
-        self.version = ""
-        """Of vLLM."""
+        self.version = ""  # Of vLLM.
         self.names: Mapping[str, Sequence[str]] = {}
         """``tool`` and ``reasoning`` -> the names of the parsers, as ``vllm serve`` takes them."""
         self._start()

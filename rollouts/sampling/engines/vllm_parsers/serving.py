@@ -18,10 +18,8 @@ from typing import Any
 from rollout_inspector.text.confinement import confine
 from rollout_inspector.text.tokenizers.worker.definition import parse_definition, read_files
 
-MEMORY_BYTES = 3_000_000_000
-"""Beyond what is mapped when the process is confined."""
-GRACE_SECONDS = 2
-"""How much longer a parser that was interrupted may compute before the kernel ends the process."""
+MEMORY_BYTES = 3_000_000_000  # Beyond what is mapped when the process is confined.
+GRACE_SECONDS = 2  # How much longer a parser that was interrupted may compute before the kernel ends the process.
 MAX_ANSWER_BYTES = 16_000_000
 MAX_CALLS = 1_000
 WARM = '<think>a</think><tool_call>{"name": "b", "arguments": {"c": 1}}</tool_call><|tool|>[b(c=1)]'

@@ -27,10 +27,8 @@ def _unguessable() -> str:
     return str(int.from_bytes(os.urandom(8), "little"))
 
 
-NONCE = _unguessable()
-"""No template ever sees it."""
-_SEEN = _unguessable()
-"""Stands in marks that a template may see."""
+NONCE = _unguessable()  # No template ever sees it.
+_SEEN = _unguessable()  # Stands in marks that a template may see.
 OPEN, CLOSE = f"\x00<{_SEEN}\x00", f"\x00>{_SEEN}\x00"
 """Marks around a generation block while provenance is recorded. They are removed before a text leaves this process."""
 _MARK = re.compile(f"\x00(?:[<>]{_SEEN}|{_SEEN}[0-9]+|L([0-9]+);{NONCE})\x00")
@@ -55,8 +53,7 @@ class GenerationTracker(jinja2.ext.Extension):
     """``{% generation %}``: remembers which characters lie inside, counted as ``transformers`` counts them."""
 
     tags = {"generation"}
-    written = 0
-    """Characters that the template has yielded so far."""
+    written = 0  # Characters that the template has yielded so far.
     spans: list[tuple[int, int]] = []
 
     def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
@@ -121,8 +118,7 @@ def compiled(text: str) -> jinja2.Template:
 class NotedTexts:
     """Texts that this render wrote where the template may read them."""
 
-    by_mark: dict[str, tuple[int, str]] = {}
-    """Mark -> the line that wrote, and what it wrote, with the marks inside."""
+    by_mark: dict[str, tuple[int, str]] = {}  # Mark -> the line that wrote, and what it wrote, with the marks inside.
 
 
 @jinja2.pass_context  # so that Jinja does not call it once for all, at the time of compiling

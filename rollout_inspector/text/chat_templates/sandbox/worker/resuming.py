@@ -23,13 +23,11 @@ class ResumableRender:
     """One render of a series: how far it is, and what the next render can reuse of it."""
 
     def __init__(self, messages: list[int], fixed: tuple[Any, ...]) -> None:
-        self.messages, self.fixed = messages, fixed
-        """Indices of its messages; tools and kwargs."""
+        self.messages, self.fixed = messages, fixed  # Indices of its messages; tools and kwargs.
         self.text = ""
         self.pieces: list[str] = []
         self.spans: list[tuple[int, int]] = []
-        self.marks: list[tuple[int, int]] = []
-        """At the start of each body: characters written, spans noted."""
+        self.marks: list[tuple[int, int]] = []  # At the start of each body: characters written, spans noted.
         self.ends: list[tuple[int, int] | None] = []
         """The same at the end of each body; None where the body may have looked at the message behind its own."""
         self.begun = self.pulled = 0
@@ -210,10 +208,8 @@ def resumable(text: str) -> jinja2.Template | None:
     return RESUMABLE.template_class.from_code(RESUMABLE, code, dict(RESUMABLE.globals), lambda: True)
 
 
-TRIES = 8
-"""How many resumed renders of a template are compared with a full render."""
-_tried: dict[str, int] = {}
-"""Template -> how many resumed renders were equal to the full render; -1 = one was not."""
+TRIES = 8  # How many resumed renders of a template are compared with a full render.
+_tried: dict[str, int] = {}  # Template -> how many resumed renders were equal to the full render; -1 = one was not.
 
 
 def render_growing(
