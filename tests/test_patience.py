@@ -27,6 +27,8 @@ CLOCKS = {
 SHORT_WAITS = {"storage/test_import_shards_faults.py": "a thread that is blocked is not waited for"}
 PORTS = {"ports.py": "holds one", "attack/test_sandbox.py": "is to be refused"}
 """Where a socket may be bound without listening."""
+LOOKS = {"is_visible", "is_hidden", "is_checked", "is_enabled", "count", "get_attribute", "input_value"}
+"""What a page answers at once, drawn or not."""
 
 
 def faults_of(source: str) -> Iterator[tuple[int, str]]:
@@ -46,6 +48,18 @@ def faults_of(source: str) -> Iterator[tuple[int, str]]:
             yield node.lineno, "clock"
         if name == "bind" and isinstance(node.func, ast.Attribute):
             yield node.lineno, "port"
+
+
+def hasty_looks(source: str) -> Iterator[int]:
+    """Lines that assert how a page is at this moment; ``expect`` of Playwright waits until it is so."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Assert):
+            parts = node.test.values if isinstance(node.test, ast.BoolOp) else [node.test]
+            for part in parts:
+                look = part.operand if isinstance(part, ast.UnaryOp) else part
+                look = look.left if isinstance(look, ast.Compare) and isinstance(look.ops[0], ast.Eq) else look
+                if isinstance(look, ast.Call) and isinstance(look.func, ast.Attribute) and look.func.attr in LOOKS:
+                    yield node.lineno
 
 
 def _number(node: ast.expr) -> float:
@@ -78,3 +92,21 @@ def test_no_test_races_the_clock() -> None:
                 faults.append(f"{name}:{line}: {kind}")
     assert not faults, "wait by `wait_until` for a condition, take a HeldPort, or say in the tables above why not"
     assert used == {(kind, name) for kind, names in allowed.items() for name in names}
+
+
+@pytest.mark.parametrize(
+    ("source", "is_hasty"),
+    [
+        ("assert page.is_visible('#a')", True), ("assert a and not page.locator('#a').is_hidden()", True),
+        ("assert page.locator('i').count() == 4", True), ("assert page.locator('i').count() > 3", False),
+        ("expect(page.locator('i')).to_have_count(4)", False), ("assert page.url == '/'", False),
+    ],
+)
+def test_a_hasty_look_is_found(source: str, is_hasty: bool) -> None:
+    assert bool([*hasty_looks(source)]) == is_hasty
+
+
+def test_no_browser_test_looks_before_the_page_is_drawn() -> None:
+    paths = sorted((TESTS / "browser").glob("test_*.py"))
+    looks = [f"{path.name}:{line}" for path in paths for line in hasty_looks(path.read_text())]
+    assert paths and not looks, "say it by `expect`: a slow machine has not drawn the page yet"

@@ -156,7 +156,7 @@ def test_glyphs_lines_and_bars_are_seen_on_every_ground(page: Any, client: Clien
     """axe judges text alone. The pane gets a token of each class under each lens, in the page's own style sheets."""
     code = gallery.load().trajectories.order_by("index").first().code
     page.goto(f"{SITE}/trajectories/{code}?view=tokens")
-    assert page.locator("#pane i b.n").count(), "the pane draws glyphs as the tokens of this test do"
+    page.locator("#pane i b.n").first.wait_for()  # the pane draws glyphs as the tokens of this test do
     for name in ("pages", "check"):
         page.add_style_tag(url=f"/static/css/{name}.css")
     for scheme in ("light", "dark"):
