@@ -2,10 +2,13 @@
 
 from dataclasses import fields
 
+from django.conf import settings
 from django.db import models
 
 from rollout_inspector.diagnose.finding import Cost
 from rollouts.store.fields import IdsField
+from rollouts.store.models.chat_templates import ChatTemplate
+from rollouts.store.models.people import Project
 from rollouts.store.models.runs import Run
 from rollouts.store.models.trajectories import StoredTrajectory
 
@@ -62,3 +65,18 @@ class StoredFinding(models.Model):
             # Trajectories with a finding of a severity.
             models.Index(fields=["run", "severity", "trajectory"], name="finding_by_severity"),
         ]
+
+
+class MutedKind(models.Model):
+    """A rule: findings of this kind are muted, in one run, in the runs with one chat template, or in the project."""
+
+    project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="+")
+    kind = models.CharField(max_length=40)
+    run = models.ForeignKey(Run, null=True, on_delete=models.CASCADE, related_name="+", help_text="null = of any run.")
+    chat_template = models.ForeignKey(
+        ChatTemplate, null=True, on_delete=models.CASCADE, related_name="+", help_text="null = whatever the template."
+    )
+    reason = models.CharField(max_length=500)
+    author = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+")
+    author_name = models.CharField(max_length=150, help_text="It stays when the account goes.")
+    created_at = models.DateTimeField(auto_now_add=True)

@@ -6,10 +6,9 @@ from django.db.models import Q
 from django.utils import timezone
 
 from rollouts.store.models.codes import new_code
-from rollouts.store.models.parser_audits import ParserAudit
 from rollouts.store.models.replays import Replay
 from rollouts.store.models.runs import Run
-from rollouts.store.models.template_checks import TemplateCheck
+from rollouts.store.models.template_checks import ParserAudit, TemplateCheck
 from rollouts.store.models.trajectories import StoredTrajectory
 from rollouts.store.models.work_status import WorkStatus
 

@@ -4,9 +4,8 @@ from django.db import models
 from django.db.models import Q
 
 from rollouts.store.fields import FloatsField, IdsField, MaskField, OriginsField
-from rollouts.store.models.contents import Content
 from rollouts.store.models.steps import StoredStep
-from rollouts.store.models.token_segments import InSegment
+from rollouts.store.models.token_segments import Content, InSegment
 from rollouts.store.models.trajectories import StoredTrajectory
 
 

@@ -4,10 +4,9 @@ from django.conf import settings
 from django.db import models
 from django.db.models import Q
 
-from rollouts.store.models.chat_templates import ChatTemplate
+from rollouts.store.models.chat_templates import ChatTemplate, Tokenizer
 from rollouts.store.models.codes import new_code
 from rollouts.store.models.people import Project, default_project
-from rollouts.store.models.tokenizers import Tokenizer
 from rollouts.store.models.work_status import WorkStatus
 
 

@@ -4,8 +4,7 @@ from django.db import models
 from django.db.models import F, Q
 
 from rollouts.store.fields import FloatsField, IdsField, OriginsField
-from rollouts.store.models.contents import Content
-from rollouts.store.models.token_segments import InSegment
+from rollouts.store.models.token_segments import Content, InSegment
 from rollouts.store.models.trajectories import StoredTrajectory
 
 

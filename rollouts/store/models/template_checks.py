@@ -3,9 +3,9 @@
 from django.conf import settings
 from django.db import models
 
-from rollouts.store.models.chat_templates import ChatTemplate, template_name
+from rollouts.store.models.chat_templates import ChatTemplate, Tokenizer, template_name
 from rollouts.store.models.people import Project, default_project
-from rollouts.store.models.tokenizers import Tokenizer
+from rollouts.store.models.trajectories import StoredTrajectory
 from rollouts.store.models.work_status import ACTIVE, WorkStatus
 
 
@@ -58,3 +58,17 @@ class TemplateCheck(models.Model):
         """How far the search for a repair is; empty = no search is under way."""
         searching = self.is_answered and self.job.status in ACTIVE
         return (self.job.progress or "waiting for a worker") if searching else ""
+
+
+class ParserAudit(models.Model):
+    """What every parser read of the reply of a step. It is made again only when ``key`` has changed, or when asked."""
+
+    trajectory = models.ForeignKey(
+        StoredTrajectory, on_delete=models.CASCADE, db_index=False, related_name="parser_audits"
+    )
+    step_index = models.PositiveIntegerField()
+    key = models.CharField(max_length=64, help_text="Hash of all that it follows from; another one makes it stale.")
+    report = models.JSONField(null=True, help_text="What each parser read, with its tokens.")
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["trajectory", "step_index"], name="parser_audit_of_step")]

@@ -38,3 +38,10 @@ class InSegment(models.Model):
 
     class Meta:
         abstract = True
+
+
+class Content(models.Model):
+    """JSON text stored once by its hash: messages, tools, template kwargs, replies, tasks."""
+
+    sha256 = models.CharField(max_length=64, primary_key=True)
+    body = models.TextField()

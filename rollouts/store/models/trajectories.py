@@ -4,8 +4,8 @@ from django.db import models
 from django.db.models import Q
 
 from rollouts.store.models.codes import new_code
-from rollouts.store.models.contents import Content
 from rollouts.store.models.runs import Run
+from rollouts.store.models.token_segments import Content
 from rollouts.store.models.work_status import WorkStatus
 
 FILTERED = (
