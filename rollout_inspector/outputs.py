@@ -69,9 +69,7 @@ def draft_beside(place: Path) -> Path:
 @contextmanager
 def whole_file(path: str | Path) -> Iterator[IO[bytes]]:
     """A file to write, which appears when the block has ended without an error. A link is replaced, not followed.
-
-    Raises ``OSError``.
-    """
+    Raises ``OSError``."""
     place = Path(path)
     draft = draft_beside(place)
     try:

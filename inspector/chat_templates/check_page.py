@@ -156,9 +156,7 @@ def _word(check: Mapping[str, Any]) -> str:
 
 def _both_renders(window: Mapping[str, Any], is_special: IsSpecial) -> list[dict[str, Any]]:
     """Both renders in stretches: the shared tokens before the first difference, what differs, and what is equal again.
-
-    ``start`` and ``stop`` count the tokens of the left render.
-    """
+    ``start`` and ``stop`` count the tokens of the left render."""
     left, right = window["expected"], window["actual"]
     stretches: list[dict[str, Any]] = []
     groups = _aligned(left, right)
@@ -173,10 +171,8 @@ def _both_renders(window: Mapping[str, Any], is_special: IsSpecial) -> list[dict
 
 
 def _aligned(left: Sequence[Mapping[str, Any]], right: Sequence[Mapping[str, Any]]) -> list[AlignedGroup]:
-    """Two windows that start alike and end anywhere, in groups.
-
-    What only the end of a window makes differ is left out: that render goes on, unseen.
-    """
+    """Two windows that start alike and end anywhere, in groups. What only the end of a window makes differ is left out:
+    that render goes on, unseen."""
     # An end of its own for each side, so that the ends are not taken for each other.
     ids = [ids_array([*(token["id"] for token in side), end]) for side, end in ((left, -1), (right, -2))]
     *groups, last = align_ids(*ids)

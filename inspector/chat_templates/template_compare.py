@@ -46,10 +46,8 @@ class ComparedPage(Page):
 
 
 def choices(project: Project, chosen: Sequence[str]) -> list[dict[str, str]]:
-    """Hash and label of the newest chat templates of a project, newest first, then those chosen that are older.
-
-    Two queries at most.
-    """
+    """Hash and label of the newest chat templates of a project, newest first, then those chosen that are older. Two
+    queries at most."""
     templates = newest_chat_templates(project, MAX_TEMPLATES)
     listed = {template.chat_template_id: template.label for template in templates}
     if older := [sha256 for sha256 in chosen if sha256 not in listed]:

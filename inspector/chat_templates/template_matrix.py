@@ -70,10 +70,8 @@ def is_missing(check: TemplateCheck | None) -> bool:
 
 
 def with_template(access: Access, project_code: str) -> list[Tokenizer]:
-    """Every tokenizer with a chat template that may be seen; with a code only those of that project.
-
-    The revisions of one source are neighbours, the oldest first.
-    """
+    """Every tokenizer with a chat template that may be seen; with a code only those of that project. The revisions of
+    one source are neighbours, the oldest first."""
     tokenizers = tokenizers_with_template(list_tokenizers(access, project_code))
     first = {
         tokenizer.source: tokenizer.name for tokenizer in sorted(tokenizers, key=lambda one: one.name, reverse=True)

@@ -52,10 +52,8 @@ def scratch_folder() -> Iterator[Path]:
 
 
 def register_upload(form: forms.Form, field: str, upload: UploadedFile, project: Project) -> Tokenizer | None:
-    """Register an uploaded tokenizer in a project.
-
-    Returns None, and adds an error to the field, when the upload is no tokenizer.
-    """
+    """Register an uploaded tokenizer in a project. Returns None, and adds an error to the field, when the upload is no
+    tokenizer."""
     try:
         with scratch_folder() as scratch:
             source = f"upload of {upload.name}"

@@ -37,9 +37,7 @@ PROBE_NAME = 60
 @require_http_methods(["GET", "HEAD", "POST"])
 def index(request: HttpRequest) -> HttpResponse:
     """The form, and the newest checks. A run or a finding (:func:`subject`) fills the form in, or leads to its check.
-
-    ``?check=`` fills in the question of that check, so that a user can change it.
-    """
+    ``?check=`` fills in the question of that check, so that a user can change it."""
     name, form, where = "", None, None
     if request.method == "POST":
         where = chosen_project(request)

@@ -185,10 +185,8 @@ def strip_means(values: NDArray[np.float32], most: int = 240) -> tuple[NDArray[n
 
 
 def strip_path(edges: NDArray[np.int64], heights: NDArray[np.float64], is_signed: bool) -> str:
-    """The columns of a strip as one SVG path. A height is a share of the strip, from the middle when it has a sign.
-
-    NaN has no column. Neighbours of one height are one column.
-    """
+    """The columns of a strip as one SVG path. A height is a share of the strip, from the middle when it has a sign. NaN
+    has no column. Neighbours of one height are one column."""
     is_new = np.append(True, heights[1:] != heights[:-1])
     edges, heights = np.append(edges[:-1][is_new], edges[-1]), heights[is_new]
     scale = STRIP_WIDTH / max(int(edges[-1]), 1)

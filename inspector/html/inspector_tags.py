@@ -230,10 +230,8 @@ def project_of_page(context: Context, target: Run | StoredTrajectory | TemplateC
 
 @register.inclusion_tag("runs/_run_head.html", takes_context=True)
 def run_head(context: Context, here: str) -> dict[str, Any]:
-    """Name, actions and tabs of the run that the page is about. A tab that could hold nothing is left out.
-
-    ``here``: the name of the page's address. At most four queries.
-    """
+    """Name, actions and tabs of the run that the page is about. A tab that could hold nothing is left out. ``here``:
+    the name of the page's address. At most four queries."""
     run, values = context["request"].target, context["run"]
     tags = context["tags"] if "tags" in context else tags_of([run]).get(run.pk, [])
     offered = {"run"}
@@ -254,10 +252,8 @@ SHARED_KINDS = {"run": "run", "storedtrajectory": "trajectory", "templatecheck":
 
 @register.inclusion_tag("shares/_button.html", takes_context=True)
 def share_button(context: Context, target: Model, query: str | None = None, page: str = "") -> dict[str, Any]:
-    """The Share button of a run, trajectory or check; draws nothing for the visitor of a share link.
-
-    `query` is the view that the link opens. The default is the query of the page. `page` is the slug of a tab.
-    """
+    """The Share button of a run, trajectory or check; draws nothing for the visitor of a share link. `query` is the
+    view that the link opens. The default is the query of the page. `page` is the slug of a tab."""
     request = context.get("request")
     if request is None or not may_write(request):
         return {"writer": False}

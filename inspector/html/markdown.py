@@ -60,9 +60,7 @@ def held_picture(address: str) -> str:
 
 def hostile_markdown(text: str, first_level: int = 4) -> SafeString | None:
     """What a model wrote, its `#` a heading of ``first_level``, without ids. None: it has to be shown as text.
-
-    Invisible characters are marked as they are in a text.
-    """
+    Invisible characters are marked as they are in a text."""
     plain = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # a page holds no lone surrogate
     lines = plain.split("\n")
     n_characters = len(_PICTURE.sub("", plain)) if len(plain) <= MAX_CHARACTERS + 4 * MAX_PICTURE else len(plain)
@@ -78,10 +76,8 @@ def hostile_markdown(text: str, first_level: int = 4) -> SafeString | None:
 def markdown(
     text: str, address: Callable[[str], str] = web_address, picture: Callable[[str], str] = held_picture
 ) -> Markdown:
-    """A text of ours: its headings have anchors. ``address``, ``picture``: what an address in the text becomes.
-
-    Where these return an empty text, the words of the link or of the picture stand alone.
-    """
+    """A text of ours: its headings have anchors. ``address``, ``picture``: what an address in the text becomes. Where
+    these return an empty text, the words of the link or of the picture stand alone."""
     headings: list[Heading] = []
     return Markdown(_rendered(_PARSER.parse(text), address, picture, 1, escape, headings), headings)
 

@@ -19,9 +19,7 @@ MARGIN = 4  # A character has at most four bytes, so it reaches over at most so 
 
 def marked(html: str, tag: str) -> Html:
     """Tokens that one side alone has: ``del`` where the other side lacks them, ``ins`` where it has them besides.
-
-    ``html`` is escaped already. Of no tokens nothing is drawn.
-    """
+    ``html`` is escaped already. Of no tokens nothing is drawn."""
     return Html(f"<{tag}>{html}</{tag}>" if html else "")
 
 
@@ -50,9 +48,7 @@ def _marked(painter: TokenPainter, tokens: Tokens, tag: str, spans: Iterable[tup
 
 def token_diff(painter: TokenPainter, left: Ids, right: Ids, before: Ids, behind: Ids) -> tuple[Html, Html]:
     """Both sides between the tokens that stand ``before`` and ``behind`` them. What differs is ``<del>`` and ``<ins>``.
-
-    A side of more than ``MAX_BOXES`` tokens ends with the number of the others, and both sides end there.
-    """
+    A side of more than ``MAX_BOXES`` tokens ends with the number of the others, and both sides end there."""
     groups = align_ids(left, right)
     is_whole = max(len(left), len(right)) <= MAX_BOXES
     tail = _boxes(painter, behind) if is_whole else ""

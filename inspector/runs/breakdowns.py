@@ -28,9 +28,7 @@ def finding_choices(
     summary: RunSummary, wanted: ListQuery, n_ended: int, muted: Collection[str] = ()
 ) -> list[Choice]:
     """Findings by kind: errors, then warnings, then notes, and of each severity the one that costs most first.
-
-    ``n_ended``: the trajectories that ended. ``muted``: the kinds that are muted in the run, which come last.
-    """
+    ``n_ended``: the trajectories that ended. ``muted``: the kinds that are muted in the run, which come last."""
     most = max(summary.finding_counts.values(), default=0)
     choices = []
     for kind, count in summary.finding_counts.items():
@@ -88,10 +86,8 @@ def findings_sentences(summary: RunSummary) -> list[tuple[str, str]]:
 
 
 def stop_choices(summary: RunSummary, wanted: ListQuery) -> list[Choice]:
-    """Why trajectories ended, the most frequent first.
-
-    Trajectories that have not ended are left out. Failed and cancelled ones have no stop reason: their status counts.
-    """
+    """Why trajectories ended, the most frequent first. Trajectories that have not ended are left out. Failed and
+    cancelled ones have no stop reason: their status counts."""
     cut = {name: summary.by_status.get(name, 0) for name in ("failed", "cancelled")}
     unfinished = sum(summary.by_status.get(status, 0) for status in ("queued", "running"))
     counts = dict(summary.stop_reasons)

@@ -61,9 +61,7 @@ _SHORT = re.compile(r"([0-9]+(?:\.[0-9]+)?)([kKmM])")
 
 def read_words(text: str) -> tuple[dict[str, str], list[str]]:
     """The parameters that the text of the search box stands for, and a sentence for each part that it misses.
-
-    ``kind:branch reward>0.5 tokens>10k`` and so on, as ``INPUTS`` has them. Other text is searched in the ids.
-    """
+    ``kind:branch reward>0.5 tokens>10k`` and so on, as ``INPUTS`` has them. Other text is searched in the ids."""
     values: dict[str, str] = {}
     notices, free = [], []
     for term in _TERM.finditer(text):
@@ -116,11 +114,8 @@ class ListQuery(TrajectoryFilters):
 
     @classmethod
     def read(cls, params: QueryDict, reader: int | None, typed: str = "") -> Self:
-        """From query parameters; never raises.
-
-        ``reader``: the key of the user who asks; None = a visitor, who learns nothing of comments.
-        ``typed``: the text of the search box, which outdoes the parameters.
-        """
+        """From query parameters; never raises. ``reader``: the key of the user who asks; None = a visitor, who learns
+        nothing of comments. ``typed``: the text of the search box, which outdoes the parameters."""
         words, notices = read_words(typed.replace("\0", "")[:MAX_TEXT])
         values: dict[str, Any] = {}
         for name, parameter in (*PARAMETERS.items(), ("sort", "sort"), ("after", "after")):

@@ -82,10 +82,8 @@ class GalleryPage(Page):
 @require_http_methods(["GET", "HEAD", "POST"])
 @never_cache
 def index(request: HttpRequest) -> HttpResponse:
-    """The kinds of findings, each with its trajectory. A POST loads the trajectories into a project, once.
-
-    A POST with `training` has workers import the bundled runs of training, and leads to the list of runs.
-    """
+    """The kinds of findings, each with its trajectory. A POST loads the trajectories into a project, once. A POST with
+    `training` has workers import the bundled runs of training, and leads to the list of runs."""
     if request.method == "POST" and "training" in request.POST:
         return _load_training(request)
     run = find_gallery(gallery.version(), access(request))

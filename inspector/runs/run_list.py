@@ -35,10 +35,8 @@ def listed_run(
     run: Run, severities: Mapping[str, int], tags: list[str], project: str | None, muted: Collection[str], alarms: int,
     causes: Sequence[NamedCause],
 ) -> ListedRun:
-    """``severities``: worst severity -> trajectories. ``muted``: the kinds that are muted in the run.
-
-    ``alarms``: how many limits it is above. ``causes``: what its gap is put down to.
-    """
+    """``severities``: worst severity -> trajectories. ``muted``: the kinds that are muted in the run. ``alarms``: how
+    many limits it is above. ``causes``: what its gap is put down to."""
     return ListedRun.of(
         run,
         project_code=run.project.code,

@@ -129,10 +129,8 @@ def resume(request: HttpRequest, run: Run) -> HttpResponse:
 
 @writes_run
 def delete(request: HttpRequest, run: Run) -> HttpResponse:
-    """Remove a run with everything in it; one that still works is cancelled first. The form has a box to tick.
-
-    A member deletes what they made; an admin of the project deletes what others made too.
-    """
+    """Remove a run with everything in it; one that still works is cancelled first. The form has a box to tick. A member
+    deletes what they made; an admin of the project deletes what others made too."""
     if not may_delete(request, run):
         require(request, run, Role.ADMIN)
     if request.POST.get("sure") != "yes":

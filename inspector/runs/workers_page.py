@@ -41,10 +41,8 @@ class WorkersPage(Page):
 
 @require_safe
 def index(request: HttpRequest) -> HttpResponse:
-    """Every worker seen in the last hour, every queue, and the runs that are not finished.
-
-    Workers and queues are those of the server: all who log in see how busy it is. Runs and jobs are of their projects.
-    """
+    """Every worker seen in the last hour, every queue, and the runs that are not finished. Workers and queues are those
+    of the server: all who log in see how busy it is. Runs and jobs are of their projects."""
     problem, workers, lengths, differing = "", [], {}, []
     try:
         connection = connect()

@@ -157,10 +157,8 @@ def search_page(
     request: HttpRequest, question: SearchQuestion, run: Run | None, cursor: str = "", limit: int = RESULTS,
     project: str = "",
 ) -> tuple[SearchPage, SearchedPart]:
-    """A part of a search of what the caller may see.
-
-    Raises ``Refusal``, ``ValueError`` for a cursor that cannot be read, and :class:`SearchBusy`.
-    """
+    """A part of a search of what the caller may see. Raises ``Refusal``, ``ValueError`` for a cursor that cannot be
+    read, and :class:`SearchBusy`."""
     with search_turn():
         part = search(access(request), question, run, cursor, limit, SECONDS, project)
     runs = []

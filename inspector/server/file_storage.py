@@ -44,10 +44,8 @@ def file_storage(env: EnvironmentReader) -> dict[str, Any]:
 
 
 def backup_place(named: str) -> Storage:
-    """Where a backup lies: a folder, or a bucket as ``INSPECTOR_FILES`` names one.
-
-    Raises ``ValueError`` with a sentence that does not repeat an address, which may hold a secret.
-    """
+    """Where a backup lies: a folder, or a bucket as ``INSPECTOR_FILES`` names one. Raises ``ValueError`` with a
+    sentence that does not repeat an address, which may hold a secret."""
     where = named if "://" in named else str(Path(named).expanduser().absolute())
     env = EnvironmentReader({NAME: where})
     entry = file_storage(env)

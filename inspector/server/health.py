@@ -37,10 +37,8 @@ def heartbeat_key(queue: str) -> str:
 
 
 def redis_problem() -> str:
-    """Why Redis takes no write, as a sentence; empty = it takes one. Never raises.
-
-    A Redis without memory still answers a read, and no heartbeat of a worker is written there any more.
-    """
+    """Why Redis takes no write, as a sentence; empty = it takes one. Never raises. A Redis without memory still answers
+    a read, and no heartbeat of a worker is written there any more."""
     try:
         cache.set("health", 1, 60)
     except Exception as error:

@@ -95,10 +95,8 @@ class TextLineFormatter(JsonLineFormatter):
 
 
 class RequestLogMiddleware:
-    """Sets an id for every request, returns it in `X-Request-Id`, and logs one line when the request is done.
-
-    The line of a request that may change something names its user: who deleted, revoked or cancelled what.
-    """
+    """Sets an id for every request, returns it in `X-Request-Id`, and logs one line when the request is done. The line
+    of a request that may change something names its user: who deleted, revoked or cancelled what."""
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
         self.get_response = get_response

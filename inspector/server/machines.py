@@ -152,10 +152,8 @@ def differences(machines: Sequence[Machine]) -> list[Difference]:
 
 @cache
 def code_version() -> str:
-    """A digest of the program's files as this process found them: two checkouts of one version may differ.
-
-    A wheel has the digest of the checkout that it was built from.
-    """
+    """A digest of the program's files as this process found them: two checkouts of one version may differ. A wheel has
+    the digest of the checkout that it was built from."""
     digest = hashlib.sha256()
     base, web = settings.BASE_DIR, settings.WEB_FILES
     for folder, pattern in ((base, "inspector/**/*.py"), (base, "rollouts/**/*.py"), (web, "templates/**/*.html")):

@@ -42,10 +42,8 @@ class _AllocatedFile(io.FileIO):
 
 
 def allocate_counters() -> None:
-    """Have prometheus_client raise OSError where a counter finds no room.
-
-    It maps files with holes: the first write into a hole of a full disk ends the process by a signal.
-    """
+    """Have prometheus_client raise OSError where a counter finds no room. It maps files with holes: the first write
+    into a hole of a full disk ends the process by a signal."""
     from prometheus_client import mmap_dict
 
     add_key = mmap_dict.MmapedDict._init_value

@@ -54,10 +54,8 @@ def write_private(path: Path, text: str) -> None:
 
 
 def secret_key(data: Path) -> str:
-    """The key of this data folder. It is made on first use, and only its owner can read it.
-
-    Raises OSError when the folder can be neither read nor written.
-    """
+    """The key of this data folder. It is made on first use, and only its owner can read it. Raises OSError when the
+    folder can be neither read nor written."""
     path = data / "secret_key"
     if not path.exists():
         private_folder(data)

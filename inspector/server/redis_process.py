@@ -11,10 +11,8 @@ from inspector.server.paths import private_folder
 
 
 def redis_binary() -> str:
-    """The server of the package, or one on the PATH when the package has none for this machine.
-
-    Raises FileNotFoundError with the way out.
-    """
+    """The server of the package, or one on the PATH when the package has none for this machine. Raises
+    FileNotFoundError with the way out."""
     with suppress(ValkeyBinaryNotFoundError):
         return str(get_binary_path())
     path = shutil.which("valkey-server") or shutil.which("redis-server")

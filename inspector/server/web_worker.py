@@ -171,9 +171,7 @@ class WebWorker(gthread.ThreadWorker):  # type: ignore[misc]
 
     def await_close(self, conn: Connection) -> bool:
         """Say that the answer ends, and read away what the client still sends: a reset could destroy the answer.
-
-        Returns False when the connection is to be closed now. gunicorn has counted it as closed.
-        """
+        Returns False when the connection is to be closed now. gunicorn has counted it as closed."""
         conn.unread, conn.deadline = MAX_UNREAD_BYTES, time.monotonic() + HEAD_SECONDS
         try:
             conn.sock.shutdown(socket.SHUT_WR)

@@ -15,10 +15,8 @@ View = Callable[..., HttpResponse]
 
 
 def of_project(least: Role) -> Callable[[View], View]:
-    """`view(request, project, ...)`: for whoever has at least this role in the project that the address names.
-
-    A project that is hidden is answered like one that does not exist; a role that is too low with 403.
-    """
+    """`view(request, project, ...)`: for whoever has at least this role in the project that the address names. A
+    project that is hidden is answered like one that does not exist; a role that is too low with 403."""
 
     def decorate(view: View) -> View:
         @wraps(view)

@@ -112,10 +112,8 @@ class ShareLine(Page):
 @require_http_methods(["GET", "HEAD", "POST"])
 @never_cache
 def index(request: HttpRequest) -> HttpResponse:
-    """The list of links, newest first; a POST makes one and shows its address, once.
-
-    `?target=run&code=CODE` lists the links to one object.
-    """
+    """The list of links, newest first; a POST makes one and shows its address, once. `?target=run&code=CODE` lists the
+    links to one object."""
     if request.method == "POST":
         return _create(request)
     kind, code = request.GET.get("target", ""), request.GET.get("code", "")[:64]
@@ -181,10 +179,8 @@ def revoke(request: HttpRequest, pk: int) -> HttpResponse:
 @require_safe
 @never_cache
 def open_link(request: HttpRequest, token: str) -> HttpResponse:
-    """Remember the link in this browser and go to its target. 410 when the link is over, 404 when there is none.
-
-    A link to some tokens shows them here, at its own address, and opens nothing else.
-    """
+    """Remember the link in this browser and go to its target. 410 when the link is over, 404 when there is none. A link
+    to some tokens shows them here, at its own address, and opens nothing else."""
     wanted_json = token.endswith(".json")
     if guessed_too_often(request, "share") or guessed_too_often(request, "opened", again=True, rate=MAX_OPENINGS):
         return too_many_guesses(request)

@@ -378,9 +378,7 @@ class ChatPainter:
 
     def _in_trained_row(self, index: int, start: int, stop: int) -> tuple[int, int, int, str] | None:
         """Row, start and stop of the tokens that stand in a trained row for those of a step, and how many are trained.
-
-        None where no such row trains the step, or where the trajectory is too long to be aligned for a page.
-        """
+        None where no such row trains the step, or where the trajectory is too long to be aligned for a page."""
         row = self.trained_in.get(index)
         if row is None or self.trajectory.n_tokens > MAX_ALIGNED_TOKENS:
             return None

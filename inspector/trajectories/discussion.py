@@ -98,9 +98,7 @@ class Discussion:
 
 def discussion_of(request: HttpRequest, trajectory: StoredTrajectory, is_part: bool = False) -> Discussion:
     """What people say of the trajectory of a page. Three queries for a request, one for the visitor of a share link.
-
-    ``is_part``: of a part of the page, where nobody sees whether it is marked as seen; a query less.
-    """
+    ``is_part``: of a part of the page, where nobody sees whether it is marked as seen; a query less."""
     if not hasattr(request, "discussion"):
         request.discussion = _read(request, trajectory, is_part)  # type: ignore[attr-defined]
     return request.discussion  # type: ignore[attr-defined, no-any-return]

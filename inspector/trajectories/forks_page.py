@@ -31,9 +31,12 @@ class ForksPage(TrajectoryHead):
 
     forked_from: dict[str, Any] | None
     """Of a continuation: ``trajectory``, ``row`` and ``offset`` of the place where it begins."""
-    effects: list[BreakEffect]  # Breaks whose two sides were continued, the newest first.
-    forks: list[ForkFigures]  # The newest forks, those of breaks included.
-    errors: dict[str, list[str]]  # Of a form that was sent: field -> its errors.
+    effects: list[BreakEffect]
+    """Breaks whose two sides were continued, the newest first."""
+    forks: list[ForkFigures]
+    """The newest forks, those of breaks included."""
+    errors: dict[str, list[str]]
+    """Of a form that was sent: field -> its errors."""
 
 
 class ForkForm(PlainForm):

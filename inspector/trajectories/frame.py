@@ -186,11 +186,8 @@ def work_state(
     trajectory: StoredTrajectory, missing: Callable[[StoredTrajectory], Refusal | None], find: Callable[[], Any],
     live: str, unasked: str,
 ) -> tuple[str, Any, str]:
-    """How far what a worker makes for a page is, its record, and a sentence.
-
-    ``missing``: tells why it cannot be made. ``live``, ``unasked``: the sentences before the end of the trajectory,
-    and where nobody has asked for it.
-    """
+    """How far what a worker makes for a page is, its record, and a sentence. ``missing``: tells why it cannot be made.
+    ``live``, ``unasked``: the sentences before the end of the trajectory, and where nobody has asked for it."""
     if is_active(trajectory):
         return "live", None, live
     if refusal := missing(trajectory):

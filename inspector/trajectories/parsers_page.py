@@ -28,8 +28,10 @@ PART_WORDS = {"calls": "other calls", "content": "other content", "reasoning": "
 class ParsersPage(TrajectoryHead):
     """How a reply was read."""
 
-    step: int  # The step whose reply it is.
-    n_steps: int  # Steps of the trajectory.
+    step: int
+    """The step whose reply it is."""
+    n_steps: int
+    """Steps of the trajectory."""
     lossy_steps: list[int]
     """The steps whose replies lost text, by the findings. ``reply_check`` says whether that was checked."""
     reply_check: str | list[str] | None
@@ -37,7 +39,8 @@ class ParsersPage(TrajectoryHead):
     state: str
     """The state of the audit: ``live``, ``missing``, ``unasked``, ``queued``, ``running``, ``failed``, ``cancelled`` or
     ``done``."""
-    why: str | None  # A sentence about the state; None when there is nothing to say.
+    why: str | None
+    """A sentence about the state; None when there is nothing to say."""
     audit: dict[str, Any] | None
     """What each parser read, as the worker stored it; places are ``[start, stop)`` in the stream of the step."""
 

@@ -63,13 +63,20 @@ RecordPart = tuple[str, SafeString, str]
 class RecordPage(TrajectoryHead):
     """What the source holds beside the tokens. A text that is too long is ``{"clipped": START, "characters": N}``."""
 
-    lacks: list[str]  # A sentence for each format of the run: what its files cannot tell.
-    first_step: int  # The index of the first step on this page.
-    n_steps: int  # Steps of the trajectory.
-    notices: list[str]  # A sentence for each part of the address that could not be followed.
-    fields: Any  # The other fields of the trajectory.
-    rows: list[dict[str, Any]]  # ``index`` and ``fields`` of the rows that have other fields; only on the first page.
-    steps: list[dict[str, Any]]  # At most 20 steps; each has its index, and the fields that the source filled.
+    lacks: list[str]
+    """A sentence for each format of the run: what its files cannot tell."""
+    first_step: int
+    """The index of the first step on this page."""
+    n_steps: int
+    """Steps of the trajectory."""
+    notices: list[str]
+    """A sentence for each part of the address that could not be followed."""
+    fields: Any
+    """The other fields of the trajectory."""
+    rows: list[dict[str, Any]]
+    """``index`` and ``fields`` of the rows that have other fields; only on the first page."""
+    steps: list[dict[str, Any]]
+    """At most 20 steps; each has its index, and the fields that the source filled."""
 
 
 def record_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tuple[RecordPage, dict[str, Any]]:
@@ -122,10 +129,8 @@ def record_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tu
 
 
 def recorded_step(trajectory: models.StoredTrajectory, index: int) -> dict[str, Any]:
-    """What the source recorded of a step beside its tokens, without what is empty. Two queries.
-
-    A text that is too long is ``{"clipped": START, "characters": N}``.
-    """
+    """What the source recorded of a step beside its tokens, without what is empty. Two queries. A text that is too long
+    is ``{"clipped": START, "characters": N}``."""
     (step,) = trajectory_parts.step_values(trajectory, ("index", *_BODIES, *STEP_FIELDS), index, 1)
     recorded = _step(step, _read(step[key] for key in _BODIES))
     plain: dict[str, Any] = _plain(

@@ -250,10 +250,8 @@ def _not_kept(view: View) -> View:
 
 @writes_trajectory
 def strategies_again(request: HttpRequest, trajectory: StoredTrajectory) -> HttpResponse:
-    """Send a worker for the replay of a trajectory, unless it is there or under way; with ``do=cancel``, stop it.
-
-    With ``side=repair`` it is also replayed under the repaired chat template, which *Side by side* shows.
-    """
+    """Send a worker for the replay of a trajectory, unless it is there or under way; with ``do=cancel``, stop it. With
+    ``side=repair`` it is also replayed under the repaired chat template, which *Side by side* shows."""
     is_repair = request.GET.get("side") == "repair"
     if request.POST.get("do") == "cancel":
         if (current := trajectory_replays.current(trajectory)) is not None:

@@ -53,10 +53,8 @@ View = Callable[..., HttpResponse]
 
 
 def access(request: HttpRequest) -> Access:
-    """What the user of a request may do. One query for a request, none for a visitor and an admin of the server.
-
-    A door with other rules, such as that of API keys, sets ``request.access`` before anybody asks.
-    """
+    """What the user of a request may do. One query for a request, none for a visitor and an admin of the server. A door
+    with other rules, such as that of API keys, sets ``request.access`` before anybody asks."""
     if not hasattr(request, "access"):
         request.access = access_of(getattr(request, "user", None))  # type: ignore[attr-defined]
     return request.access  # type: ignore[attr-defined, no-any-return]
@@ -69,9 +67,7 @@ def is_logged_in(request: HttpRequest) -> bool:
 
 def reader_of(request: HttpRequest) -> int | None:
     """The key of the user whose comments and marks a page may show; None for a visitor, with a share link or without.
-
-    Who reads by a share link has no role in the project, and learns nothing of what its members say.
-    """
+    Who reads by a share link has no role in the project, and learns nothing of what its members say."""
     if not is_logged_in(request) or getattr(request, "share", None) is not None:
         return None
     return int(request.user.pk)  # type: ignore[arg-type]
@@ -160,10 +156,8 @@ def sees_several_projects(request: HttpRequest) -> bool:
 
 
 def project_name(request: HttpRequest, key: int | None) -> str | None:
-    """The name of a project for a page; None for a user who sees one project alone, and for a visitor.
-
-    At most one query for a request.
-    """
+    """The name of a project for a page; None for a user who sees one project alone, and for a visitor. At most one
+    query for a request."""
     if not sees_several_projects(request):
         return None
     return next((project.name for project in visible_projects(request) if project.pk == key), None)
@@ -210,10 +204,8 @@ def chosen_project(request: HttpRequest, least: Role = Role.MEMBER, preferred: P
 
 
 def form_project(request: HttpRequest, preferred: Project | None = None) -> ProjectChoice | None:
-    """`chosen_project` for the form below a list: None for a user who may only read what is listed.
-
-    The project that filters the list is the form's too, where the user may make something in it.
-    """
+    """`chosen_project` for the form below a list: None for a user who may only read what is listed. The project that
+    filters the list is the form's too, where the user may make something in it."""
     offered = visible_projects(request, Role.MEMBER)
     code = request.GET.get("project", "")
     if not offered or (code and all(project.code != code for project in offered)):

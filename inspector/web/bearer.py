@@ -10,10 +10,8 @@ from rollouts.store.people.api_keys import api_key_fault, find_api_key
 
 
 def api_key_of(request: HttpRequest, token: str) -> ApiToken:
-    """The record of a token that works; from now on the request is its maker's, with the access of the token.
-
-    Raises :class:`ApiProblem` 401 with the reason, or 429 when wrong tokens came from the address too often.
-    """
+    """The record of a token that works; from now on the request is its maker's, with the access of the token. Raises
+    :class:`ApiProblem` 401 with the reason, or 429 when wrong tokens came from the address too often."""
     record = find_api_key(token.strip())
     if record is None:
         # A right token always passes: programs of one address must not lock each other out.

@@ -27,10 +27,8 @@ def _place(token: str) -> Path:
 
 
 def make_token(name: str = LOCAL_USER) -> str:
-    """A new token that logs one browser in once, as the account of that name, within `LOGIN_LINK_SECONDS`.
-
-    Expired tokens are removed.
-    """
+    """A new token that logs one browser in once, as the account of that name, within `LOGIN_LINK_SECONDS`. Expired
+    tokens are removed."""
     now = time.time()
     for path in _folder().iterdir():
         if not path.name.startswith(".") and _expiry(path) < now:

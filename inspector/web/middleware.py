@@ -86,10 +86,8 @@ class CompressionMiddleware(GZipMiddleware):
 
 
 class PlainTextMiddleware:
-    """Removes U+0000 from the query of a page, and cookies that hold it: PostgreSQL refuses to compare it.
-
-    The API refuses it in words of its own.
-    """
+    """Removes U+0000 from the query of a page, and cookies that hold it: PostgreSQL refuses to compare it. The API
+    refuses it in words of its own."""
 
     def __init__(self, get_response: View) -> None:
         self.get_response = get_response
@@ -106,10 +104,8 @@ class PlainTextMiddleware:
 
 
 class PrivateAnswersMiddleware:
-    """Adds `X-Robots-Tag`, and `Cache-Control: private, no-cache` where the view sets none.
-
-    A browser may keep such an answer, and asks again before it shows the answer.
-    """
+    """Adds `X-Robots-Tag`, and `Cache-Control: private, no-cache` where the view sets none. A browser may keep such an
+    answer, and asks again before it shows the answer."""
 
     def __init__(self, get_response: View) -> None:
         self.get_response = get_response

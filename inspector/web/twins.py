@@ -45,10 +45,8 @@ def is_fragment(request: HttpRequest, target: str) -> bool:
 
 
 def whole_number(text: str | None, digits: int = 9) -> int | None:
-    """The whole number in the text of a parameter; None unless the text is 1 to ``digits`` ASCII digits.
-
-    Nine digits fit an index in the database. ``str.isdigit`` alone also accepts ``²``, which is no number for ``int``.
-    """
+    """The whole number in the text of a parameter; None unless the text is 1 to ``digits`` ASCII digits. Nine digits
+    fit an index in the database. ``str.isdigit`` alone also accepts ``²``, which is no number for ``int``."""
     return int(text) if text and text.isascii() and text.isdigit() and len(text) <= digits else None
 
 
@@ -74,18 +72,14 @@ def jsonable(value: Any) -> Any:
 
 
 def fields_of(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass by name, one level deep: a template reads them as variables.
-
-    A field whose name is a Python keyword ends in an underscore, which is left out: ``with_`` becomes ``with``.
-    """
+    """The fields of a dataclass by name, one level deep: a template reads them as variables. A field whose name is a
+    Python keyword ends in an underscore, which is left out: ``with_`` becomes ``with``."""
     return {field.name.rstrip("_"): getattr(value, field.name) for field in dataclasses.fields(value)}
 
 
 def from_columns(cls: type[T], record: Any, **more: Any) -> T:
-    """A dataclass of ``more`` and of columns of the record. The column of the field ``tokens`` may be ``n_tokens``.
-
-    A field with a default keeps it unless ``more`` has another value.
-    """
+    """A dataclass of ``more`` and of columns of the record. The column of the field ``tokens`` may be ``n_tokens``. A
+    field with a default keeps it unless ``more`` has another value."""
     names = [
         field.name
         for field in dataclasses.fields(cls)  # type: ignore[arg-type]
@@ -110,9 +104,7 @@ def field_docs(page: type) -> dict[str, str]:
 
 def some_fields(cls: type, name: str, about: str, fields: str) -> Any:
     """A dataclass of some fields and properties of another, with their types and docstrings; ``.of(value)`` makes it.
-
-    So the API declares in one line what it shows of a value that pages have too. ``a=b``: the field ``b`` as ``a``.
-    """
+    So the API declares in one line what it shows of a value that pages have too. ``a=b``: the field ``b`` as ``a``."""
     hints, texts = get_type_hints(cls), field_docs(cls)
     for field, value in inspect.getmembers(cls, lambda value: isinstance(value, property)):
         hints[field], texts[field] = get_type_hints(value.fget).get("return", Any), inspect.getdoc(value) or ""
@@ -134,10 +126,8 @@ def json_page(data: Page | Mapping[str, Any], status: int = 200) -> JsonResponse
 def page(
     request: HttpRequest, template: str, data: Page | Mapping[str, Any], status: int = 200, **only_html: Any
 ) -> HttpResponse:
-    """The page: at the twin's address `data` as JSON, else the template with `data` and `only_html`.
-
-    In the template a name of `only_html` takes the place of the field of that name.
-    """
+    """The page: at the twin's address `data` as JSON, else the template with `data` and `only_html`. In the template a
+    name of `only_html` takes the place of the field of that name."""
     if wants_json(request):
         return json_page(data, status)
     fields = fields_of(data) if isinstance(data, Page) else data

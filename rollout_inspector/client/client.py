@@ -61,10 +61,8 @@ class FindingOfServer(dict[str, Any]):
     client: Client
 
     def tokens(self, around: int = 0, columns: Sequence[str] = ()) -> dict[str, list[Any]]:
-        """The columns of :meth:`Client.tokens` at its place, with ``around`` tokens more on both sides.
-
-        The place is in the stream of its step, or in its row where it names no step.
-        """
+        """The columns of :meth:`Client.tokens` at its place, with ``around`` tokens more on both sides. The place is in
+        the stream of its step, or in its row where it names no step."""
         start, stop = max(self["start"] - around, 0), max(self["stop"], self["start"] + 1) + around
         at = {"row": self["row"] or 0} if self["step"] is None else {"step": self["step"]}
         return self.client.tokens(self["trajectory"], **at, start=start, stop=stop, columns=columns)
@@ -151,9 +149,7 @@ class Client:
 
     def frame(self, run: str | None = None, **filters: Any) -> Any:
         """The trajectories of a run as a ``pyarrow.Table``, for ``polars.from_arrow`` or its own ``to_pandas()``.
-
-        ``filters``: as of :meth:`trajectories`. It needs the package pyarrow.
-        """
+        ``filters``: as of :meth:`trajectories`. It needs the package pyarrow."""
         pyarrow = import_module("pyarrow")
 
         def read(answer: Any) -> Any:

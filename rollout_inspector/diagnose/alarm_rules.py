@@ -58,9 +58,7 @@ class Raised:
 
 def find_raised(figure: AlarmFigure, kind: str, limit: float, steps: Iterable[AlarmStep]) -> Raised | None:
     """Where a run is above a limit; None = nowhere. Steps may come in any order; one that is not known is left out.
-
-    ``kind``: of the findings, for :attr:`AlarmFigure.FINDING` alone.
-    """
+    ``kind``: of the findings, for :attr:`AlarmFigure.FINDING` alone."""
     known_steps = [
         (step.training_step, value)
         for step in sorted(steps, key=lambda step: step.training_step)

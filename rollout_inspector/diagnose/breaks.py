@@ -233,10 +233,8 @@ class Break:
 
     @cached_property
     def texts_lost(self) -> bool | None:
-        """Whether the prompt holds a message's text less often than its request does. None = no text tells.
-
-        Texts that the sampled stream does not hold as they are, such as escaped ones, tell nothing.
-        """
+        """Whether the prompt holds a message's text less often than its request does. None = no text tells. Texts that
+        the sampled stream does not hold as they are, such as escaped ones, tell nothing."""
         if self.known_messages is None or self.case.codec is None:
             return None
         before, after = map(_texts, self.known_messages)

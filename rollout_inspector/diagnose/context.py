@@ -96,9 +96,7 @@ class DiagnosisContext:
 
     def same_bytes(self, one: Ids, other: Ids, is_start: bool = False) -> bool:
         """Whether two stretches are the same text. Ids without bytes have no text, so they agree with nothing.
-
-        ``is_start``: the other one may go on.
-        """
+        ``is_start``: the other one may go on."""
         assert self.codec is not None
         data, (other_data, ends) = self.bytes_of(one), self.codec.joined_bytes(other)
         if is_start:
@@ -169,9 +167,7 @@ class DiagnosisContext:
         with_tools: bool = True,
     ) -> Ids | None:
         """A render with the step's template, tools, switches and date. None when there is no template or it refuses.
-
-        ``key`` names the messages in the cache. A render without a key is not cached.
-        """
+        ``key`` names the messages in the cache. A render without a key is not cached."""
         renderer = self.renderer(step)
         request = step.request
         if renderer is None or request is None:
@@ -261,9 +257,7 @@ class DiagnosisContext:
 
     def message_of(self, index: int) -> Message | None:
         """What the harness made of a completion: the reply of the source, else the message that the next request holds.
-
-        None where the source has no such message.
-        """
+        None where the source has no such message."""
         step, later = self.steps[index], self._next.get(index)
         if step.reply is not None or step.text is not None or later is None:
             return step.reply

@@ -56,11 +56,8 @@ class Delta:
 
     @cached_property
     def is_templates(self) -> bool | None:
-        """Whether a render by the stored template ends with exactly these ids. None = unknown.
-
-        A short conversation is rendered first, because its cost does not grow with the trajectory. Then the whole one
-        is.
-        """
+        """Whether a render by the stored template ends with exactly these ids. None = unknown. A short conversation is
+        rendered first, because its cost does not grow with the trajectory. Then the whole one is."""
         if self.messages is None or self.new_messages is None:
             return None
         for messages in (self._short(), self.messages):
@@ -97,11 +94,8 @@ class Delta:
         return before == self.stop_id or self.case.is_control(before)
 
     def _splits_content(self, rendered: Ids) -> bool:
-        """Whether a render ends with the delta, except for control tokens that the text of a message spells.
-
-        Content whose control tokens were encoded as text is right. Then the render, which encodes them as tokens, is
-        wrong.
-        """
+        """Whether a render ends with the delta, except for control tokens that the text of a message spells. Content
+        whose control tokens were encoded as text is right. Then the render, which encodes them as tokens, is wrong."""
         special, is_special = self.case.is_special(rendered), self.case.is_special(self.ids)
         names = {name: int(id_) for name, id_ in zip(self._pieces(rendered[special]), rendered[special], strict=True)}
         pattern = _any_of(names)
@@ -200,9 +194,7 @@ class Delta:
     @cached_property
     def difference(self) -> tuple[int, int, Ids] | None:
         """Where the delta leaves what the template writes, ``[start, stop)``, and the ids that the template has there.
-
-        None when it is not known what the template writes.
-        """
+        None when it is not known what the template writes."""
         if self.expected is None:
             return None
         start = common_prefix(self.expected, self.ids)

@@ -86,9 +86,7 @@ def message_dropped(d: Delta) -> Fault | None:
 
 def _is_begun(d: Delta, position: int, rest: bytes) -> bool:
     """Whether a message's first or last character stands in the delta, next to what the template writes around it.
-
-    ``rest`` is the delta without the texts of the other messages.
-    """
+    ``rest`` is the delta without the texts of the other messages."""
     if d.expected is None or d.new_messages is None:
         return False
     expected = d.case.bytes_of(d.expected)

@@ -89,10 +89,8 @@ class Finding:
     cost: Cost = field(default_factory=Cost)
     missing: str = ""  # For ``not_decidable``: the field that the source lacks.
     places: tuple[tuple[int, int], ...] = ()
-    """Every stretch ``[start, stop)``, when there are several. An empty one marks where tokens are missing.
-
-    Either the first is that of ``start`` and ``stop``, or all lie between ``start`` and ``stop``, ends included.
-    """
+    """Every stretch ``[start, stop)``, when there are several. An empty one marks where tokens are missing. Either the
+    first is that of ``start`` and ``stop``, or all lie between ``start`` and ``stop``, ends included."""
 
 
 def cost_sentence(cost: Cost, severity: str) -> str:

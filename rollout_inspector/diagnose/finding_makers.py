@@ -63,11 +63,8 @@ def finding_on_step(
     case: DiagnosisContext, index: int, fault: Fault, axis: Axis | None = None, cost: Cost | None = None,
     expected_text: str | None = None,
 ) -> Finding:
-    """A finding about tokens of one step. Offsets of the fault count in its prompt and completion.
-
-    ``axis``: None = that of the kind. ``cost``: None = nothing. ``expected_text``: None = the
-    text of the expected ids.
-    """
+    """A finding about tokens of one step. Offsets of the fault count in its prompt and completion. ``axis``: None =
+    that of the kind. ``cost``: None = nothing. ``expected_text``: None = the text of the expected ids."""
     kind = KINDS[fault.kind]
     stream = case.steps[index].stream
     expected, actual = bounded(fault.expected_ids), stream[fault.start : fault.stop]

@@ -60,10 +60,8 @@ def header_places(marks: TurnBoundaries, ids: Ids) -> list[tuple[int, int]]:
 
 
 def written_by_assistant(row: Row, marks: TurnBoundaries) -> Mask | None:
-    """``[T]``: the tokens that the assistant wrote, by origins, else from each header through its stop token.
-
-    None when neither tells it.
-    """
+    """``[T]``: the tokens that the assistant wrote, by origins, else from each header through its stop token. None when
+    neither tells it."""
     if row.origin is not None and len(row.origin) == len(row.ids):
         return np.asarray(row.origin == Origin.SAMPLED)
     headers = header_places(marks, row.ids)

@@ -67,10 +67,8 @@ class MediaCheck:
 
 
 def check_media(ids: Ids, codec: Codec | None, *sources: Mapping[str, Any]) -> MediaCheck | None:
-    """Check the placeholders of ids ``[T]``; None = no media stand in them, and no source names any.
-
-    ``sources``: what may hold grids and ranges of these ids.
-    """
+    """Check the placeholders of ids ``[T]``; None = no media stand in them, and no source names any. ``sources``: what
+    may hold grids and ranges of these ids."""
     fields = dict(_media_fields(sources))
     families = _families(codec) if codec is not None else ()
     here = families if len(ids) and special_in(ids, codec, _media_ids(codec)).any() else ()  # most rows hold no media

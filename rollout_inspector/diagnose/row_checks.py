@@ -283,10 +283,8 @@ def logprobs_other_distribution(row: Row) -> Fault | None:
 
 
 def prompt_split_wrong(row: Row, written: Mask | None = None) -> Fault | None:
-    """The prompt's length is the count of masked tokens, or of tokens that the assistant did not write.
-
-    ``written``: what the assistant wrote ``[T]``, None when that is not known.
-    """
+    """The prompt's length is the count of masked tokens, or of tokens that the assistant did not write. ``written``:
+    what the assistant wrote ``[T]``, None when that is not known."""
     length = row.extra.get("prompt_length", row.extra.get("n_prompt"))
     if not isinstance(length, int) or not row.loss_mask.any():
         return None

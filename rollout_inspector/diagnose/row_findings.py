@@ -393,10 +393,8 @@ def _against_steps(case: DiagnosisContext) -> Iterator[Finding]:
 
 
 def _not_sampled(case: DiagnosisContext, row: Row, foreign: Mask) -> Fault | None:
-    """A row that does not hold what its steps sampled, at each trained token that was not sampled as it stands.
-
-    None when it trains no such token and begins with all that its last call read and sampled: then a break tells more.
-    """
+    """A row that does not hold what its steps sampled, at each trained token that was not sampled as it stands. None
+    when it trains no such token and begins with all that its last call read and sampled: then a break tells more."""
     stream = case.steps[row.step_indices[-1]].stream
     shared = common_prefix(stream, row.ids)
     lost = sum(int(np.count_nonzero(case.trained.times[index] == 0)) for index in row.step_indices)

@@ -24,10 +24,8 @@ def run_lengths(value: Any) -> list[tuple[str, int]] | None:
 
 
 def step_versions(step: Step) -> list[str]:
-    """The distinct versions that sampled a completion, in order of appearance; empty = not recorded.
-
-    ``extra`` of the step holds runs of (version, tokens) where the weights changed during the call.
-    """
+    """The distinct versions that sampled a completion, in order of appearance; empty = not recorded. ``extra`` of the
+    step holds runs of (version, tokens) where the weights changed during the call."""
     runs = run_lengths(step.extra.get(OF_TOKENS)) or run_lengths(step.extra.get("weight_versions")) or []
     versions = [version for version, count in runs if version and count]
     return list(dict.fromkeys(versions)) or [step.policy_version] * bool(step.policy_version)

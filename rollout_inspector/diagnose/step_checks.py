@@ -34,10 +34,8 @@ _CLOSE = re.compile(
 
 
 def missing_ids(case: DiagnosisContext, index: int) -> Finding | None:
-    """Ids are absent, outside the vocabulary, or one id many times although the reply says something else.
-
-    Ids outside the vocabulary are reported at the first step that holds some: later prompts repeat them.
-    """
+    """Ids are absent, outside the vocabulary, or one id many times although the reply says something else. Ids outside
+    the vocabulary are reported at the first step that holds some: later prompts repeat them."""
     step = case.steps[index]
     n = len(step.prompt_ids)
     reason = _unknown(case, step)
@@ -140,10 +138,8 @@ def inconsistent(case: DiagnosisContext, index: int) -> Finding | None:
 
 
 def _other_field(case: DiagnosisContext, step: Step, part: str, ids: Ids) -> tuple[str, int] | None:
-    """Where a field of the answer (``OTHER_FIELDS``) contradicts the ids of a part: a sentence, and a place in them.
-
-    A server may leave the stop token out of what it counts or lists.
-    """
+    """Where a field of the answer (``OTHER_FIELDS``) contradicts the ids of a part: a sentence, and a place in them. A
+    server may leave the stop token out of what it counts or lists."""
     fields = step.extra.get(OTHER_FIELDS)
     others = fields.get(part) if isinstance(fields, Mapping) else None
     for name, value in others.items() if isinstance(others, Mapping) else ():

@@ -90,9 +90,7 @@ _FIXED_DATE = "Pass one fixed date_string (or strftime_now) for the whole trajec
 
 def other_render(b: Break) -> Fault | None:
     """The start of a prompt is not what its template writes for its request, but what it writes for another input.
-
-    Renders are made only where the streams differ inside the first prompt and no message was changed.
-    """
+    Renders are made only where the streams differ inside the first prompt and no message was changed."""
     case, root = b.case, b.case.root(b.parent_index)
     if b.known_messages is None or b.first_changed is not None or case.codec is None:
         return None
@@ -265,10 +263,8 @@ def _inputs(case: DiagnosisContext, index: int) -> Iterator[tuple[str, Ids | Non
 
 
 def _switched(case: DiagnosisContext, index: int, kwargs: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
-    """The switches that the template of a step reads, and their values: what its prompt holds, else what it compares.
-
-    A renderer that does not know its switches (``switches``) has none here.
-    """
+    """The switches that the template of a step reads, and their values: what its prompt holds, else what it compares. A
+    renderer that does not know its switches (``switches``) has none here."""
     switches = getattr(case.renderer(case.steps[index]), "switches", {})
     for name, values in islice(switches.items(), 2 * _MAX_SWITCHES):
         ids = _render(case, index, kwargs={**kwargs, name: _WRITTEN}) if not values else None
@@ -303,9 +299,7 @@ def _foreign_fault(case: DiagnosisContext, index: int) -> Fault | None:
 
 def _is_of_another_request(case: DiagnosisContext, index: int) -> bool:
     """Whether a prompt holds other texts where the template writes those of users and tools. A cut prompt does not.
-
-    Only letters and digits are compared, and of the texts only those that the template writes.
-    """
+    Only letters and digits are compared, and of the texts only those that the template writes."""
     contents, ids = _asked(case.request_messages(index) or ()), case.steps[index].prompt_ids
     if case.codec is None or not contents or case.stands_in(contents[-1], case.bytes_of(ids)):
         return False  # most prompts

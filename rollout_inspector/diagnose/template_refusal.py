@@ -14,10 +14,8 @@ REMEDY = (
 
 
 def finding_of_refusal(codec: Codec, refused: TemplateRewrites) -> Finding:
-    """The finding shows both renders of the smallest conversation, from their first difference.
-
-    It has neither step nor row, because nothing was sampled. Offsets count in the shorter render of the probe.
-    """
+    """The finding shows both renders of the smallest conversation, from their first difference. It has neither step nor
+    row, because nothing was sampled. Offsets count in the shorter render of the probe."""
     shorter, longer = refused.shorter[refused.shared :], refused.longer[refused.shared :]
     before, after = codec.decode(refused.shorter), codec.decode(refused.longer)
     toggled = [body for pair in ((before, after), (after, before)) if (body := lone_block(*pair)) is not None]

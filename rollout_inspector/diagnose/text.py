@@ -81,9 +81,7 @@ def _text_alone_came_back(b: Break) -> bool:
 
 def _gone_for_good(b: Break) -> NDArray[np.intp]:
     """Offsets from the break of the control tokens that no longer stand in a prompt with otherwise the sampled text.
-
-    Empty = the text differs too.
-    """
+    Empty = the text differs too."""
     expected, actual = b.expected[b.start :], b.actual[b.start :]
     lost = np.flatnonzero(b.case.is_special(expected) & ~np.isin(expected, actual))
     gone = expected[lost]
@@ -102,10 +100,8 @@ def _stop_alone_is_lost(b: Break) -> bool:
 
 
 def invalid_utf8(b: Break) -> Fault | None:
-    """Half a character was sampled, or the prompt has U+FFFD where the completion has none.
-
-    A token of the difference may hold half a character although the text is whole.
-    """
+    """Half a character was sampled, or the prompt has U+FFFD where the completion has none. A token of the difference
+    may hold half a character although the text is whole."""
     if b.case.codec is None or b.same_text or "�" not in b.a + b.b or foreign(b.case, b.index):
         return None
     turn = b.turn_at(b.start)

@@ -120,10 +120,7 @@ def _both_texts(b: Break) -> tuple[str, str]:
 @lru_cache(maxsize=64)
 def lone_block(one: str, other: str) -> str | None:
     """The text of a think block that only ``one`` has at the first difference. Without the block both texts go on
-    alike.
-
-    A template that leaves the markers around nothing has removed the text too.
-    """
+    alike. A template that leaves the markers around nothing has removed the text too."""
     shared = common_length(one, other)
     for pattern in _BLOCKS:
         for match in pattern.finditer(one):

@@ -78,10 +78,8 @@ _LOOK_INTO = 100  # Keys of an unknown object whose lists are tried.
 
 
 def detect(source: Source) -> Format:
-    """The format of a file, by its first lines. Raises :class:`FileRefused` when no format fits.
-
-    A file whose first line is no JSON may hold JSON objects over many lines. Then it is read so.
-    """
+    """The format of a file, by its first lines. Raises :class:`FileRefused` when no format fits. A file whose first
+    line is no JSON may hold JSON objects over many lines. Then it is read so."""
     recognised, problem = _look(source)
     if recognised is None and not source.is_document and _begins_broken(source):
         source.is_document = True
@@ -140,10 +138,8 @@ def _unknown(value: Any) -> str:
 def read(
     source: Source, name: str = "auto", training_step: TrainingStepRule = ANY
 ) -> tuple[Format, Iterator[Trajectory | Rejected]]:
-    """The format of a file and its trajectories. Raises :class:`FileRefused`, also while it is read.
-
-    ``training_step``: what the user says about the training steps.
-    """
+    """The format of a file and its trajectories. Raises :class:`FileRefused`, also while it is read. ``training_step``:
+    what the user says about the training steps."""
     if name in ("", "auto"):
         chosen = detect(source)
     elif name in FORMATS:
@@ -165,10 +161,8 @@ def _with_ends(items: Iterator[Trajectory | Rejected]) -> Iterator[Trajectory | 
 
 
 def lacks_of(names: str) -> list[str]:
-    """What files of these formats lack, a sentence for each lack. ``names``: slugs joined by ", ".
-
-    A sentence that is not true of all of them begins with those of which it is.
-    """
+    """What files of these formats lack, a sentence for each lack. ``names``: slugs joined by ", ". A sentence that is
+    not true of all of them begins with those of which it is."""
     formats_of: dict[str, list[str]] = {}
     for name in names.split(", "):
         if name in FORMATS:

@@ -39,10 +39,8 @@ def with_engine_fields(items: Iterator[Trajectory | Rejected]) -> Iterator[Traje
 
 
 def summarised(trajectory: Trajectory) -> Trajectory:
-    """The trajectory without arrays of routing and kept sets.
-
-    A row without routing takes the summary of its last call, if that fits. An only row takes what its trajectory has.
-    """
+    """The trajectory without arrays of routing and kept sets. A row without routing takes the summary of its last call,
+    if that fits. An only row takes what its trajectory has."""
     steps = tuple(without_arrays_of(step) for step in trajectory.steps)
     rows = tuple(_of_row(row, steps) for row in trajectory.rows)
     extra = without_arrays(trajectory.extra, len(rows[0].ids) if len(rows) == 1 else None)
@@ -118,19 +116,15 @@ def _of_row(row: Row, steps: Sequence[Step]) -> Row:
 
 
 def without_arrays(extra: Mapping[str, Any], n_tokens: int | None = None) -> Mapping[str, Any]:
-    """The fields with :data:`KEY` in place of an array of routing, the same object where there is none.
-
-    ``n_tokens``: how many tokens the fields belong to, which tells the rows of an array without a shape.
-    """
+    """The fields with :data:`KEY` in place of an array of routing, the same object where there is none. ``n_tokens``:
+    how many tokens the fields belong to, which tells the rows of an array without a shape."""
     values, others = taken(extra, ARRAYS)
     return {**others, KEY: summary_of(next(iter(values.values())), n_tokens)} if values else extra
 
 
 def taken(extra: Mapping[str, Any], names: Sequence[str]) -> tuple[dict[str, Any], Mapping[str, Any]]:
-    """The first value of each of the names in the fields or in an object of them, and the fields without these.
-
-    They are the same object where no value is there.
-    """
+    """The first value of each of the names in the fields or in an object of them, and the fields without these. They
+    are the same object where no value is there."""
     values: dict[str, Any] = {}
     others: dict[str, Any] = {}
     for name in () if _TOUCHED.isdisjoint(extra) else ("", *_INSIDE):
@@ -147,10 +141,8 @@ def taken(extra: Mapping[str, Any], names: Sequence[str]) -> tuple[dict[str, Any
 
 
 def summary_of(value: Any, n_tokens: int | None = None) -> dict[str, Any]:
-    """The summary of an array in a form that engines write: nested lists, or a text with the array in base64.
-
-    Only the length is known where the rows cannot be read, and nothing where the array has no shape either.
-    """
+    """The summary of an array in a form that engines write: nested lists, or a text with the array in base64. Only the
+    length is known where the rows cannot be read, and nothing where the array has no shape either."""
     length = rows_of(value)
     try:
         description = summary(_array(value, n_tokens))

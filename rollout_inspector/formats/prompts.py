@@ -62,10 +62,8 @@ def decode(
 
 
 def _cut(data: bytes, parsers: Mapping[str, Parse]) -> tuple[bytes, list[tuple[str, Array]]] | None:
-    """The text with a number in place of each list, and the lists by that number; None = no list was cut.
-
-    A list that cannot be parsed stays in the text.
-    """
+    """The text with a number in place of each list, and the lists by that number; None = no list was cut. A list that
+    cannot be parsed stays in the text."""
     pieces: list[bytes] = []
     arrays: list[tuple[str, Array]] = []
     done = 0

@@ -158,10 +158,8 @@ class SeenIds:
 def each_batch(
     source: Source, read_batch: Callable[[Any, int], Sequence[Trajectory]], decode: Callable[[bytes], Any] = decode,
 ) -> Iterator[Trajectory | Rejected]:
-    """The trajectories of each line. A line is rejected whole if it cannot be read, or if it came before.
-
-    Another trajectory of an id that came before gets its line behind the id.
-    """
+    """The trajectories of each line. A line is rejected whole if it cannot be read, or if it came before. Another
+    trajectory of an id that came before gets its line behind the id."""
     seen_ids = SeenIds()
     for line in source.lines():
         try:

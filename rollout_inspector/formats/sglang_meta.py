@@ -60,9 +60,7 @@ def prompt(meta: Mapping[str, Any], where: str) -> Ids | None:
 
 def versions(meta: Mapping[str, Any], where: str) -> tuple[str, dict[str, Any]]:
     """The policy version of a call, and ``policy_versions`` where weights changed meanwhile: runs of [version, tokens].
-
-    The last version is that of the call. Raises :class:`BadLine`.
-    """
+    The last version is that of the call. Raises :class:`BadLine`."""
     name = f"{where}.weight_versions"
     runs: list[tuple[str, int]] = []
     for n, item in enumerate(shapes.sequence(meta.get("weight_versions") or [], name)):

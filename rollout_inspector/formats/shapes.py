@@ -107,10 +107,8 @@ def sequence(value: Any, where: str) -> list[Any]:
 
 
 def ids(value: Any, where: str) -> Ids:
-    """Token ids: whole numbers from 0 to 2147483647. ``5.0`` is one, because data frames write so.
-
-    An array was checked before (``rollout_inspector.formats.prompts``).
-    """
+    """Token ids: whole numbers from 0 to 2147483647. ``5.0`` is one, because data frames write so. An array was checked
+    before (``rollout_inspector.formats.prompts``)."""
     if isinstance(value, np.ndarray):
         return value
     items = sequence(value, where)
@@ -142,10 +140,8 @@ def optional_ids(value: Any, where: str) -> Ids:
 
 
 def floats(value: Any, where: str) -> Floats:
-    """Numbers as float32. Null and ``NOT_FINITE`` are what JSON cannot hold; null becomes NaN.
-
-    An array was checked before (``rollout_inspector.formats.prompts``).
-    """
+    """Numbers as float32. Null and ``NOT_FINITE`` are what JSON cannot hold; null becomes NaN. An array was checked
+    before (``rollout_inspector.formats.prompts``)."""
     if isinstance(value, np.ndarray):
         return value
     items = sequence(value, where)
@@ -344,10 +340,8 @@ def rest(value: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
 
 
 def elements(value: Mapping[str, Any], known: Iterable[str], n: int) -> Callable[[int], dict[str, Any]]:
-    """Further fields of a batch of ``n``: a function from an index to the fields of that element.
-
-    Each element gets its own of a list of ``n``, and any other value whole. Empty ones are left out.
-    """
+    """Further fields of a batch of ``n``: a function from an index to the fields of that element. Each element gets its
+    own of a list of ``n``, and any other value whole. Empty ones are left out."""
     fields = rest(value, known)
     lists = {key for key, item in fields.items() if isinstance(item, list) and len(item) == n}
     limits.current().check_repeated(rest(fields, lists), n, "trajectories")
@@ -364,9 +358,7 @@ def rows_of_batch(
     value: Any, number: int, of: str, known: Sequence[str], outcomes: Sequence[str] = ()
 ) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
     """The rows of a line that is one row or a collated batch: their names, their known fields, and further fields.
-
-    ``of``: the field with the ids. ``outcomes``: single values, which one row may have in a list.
-    """
+    ``of``: the field with the ids. ``outcomes``: single values, which one row may have in a list."""
     value = mapping(value, "The line")
     ids = sequence(value.get(of), of)
     is_batch = bool(ids) and isinstance(ids[0], list)

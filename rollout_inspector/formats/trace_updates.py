@@ -133,10 +133,8 @@ def _is_file(path: Path) -> bool:
 
 
 def folded(trace: dict[str, Any], update: Mapping[str, Any]) -> dict[str, Any]:
-    """The trace with an update: its ``info`` merged, its values on the sampled tokens of the nodes.
-
-    A node takes the values that reach its end and hold one that is known. Raises :class:`BadLine`.
-    """
+    """The trace with an update: its ``info`` merged, its values on the sampled tokens of the nodes. A node takes the
+    values that reach its end and hold one that is known. Raises :class:`BadLine`."""
     info = shapes.optional_mapping(update.get("info"), f"{FOLDER}: info")
     if info:
         trace = {**trace, "info": _merged(trace.get("info"), info)}

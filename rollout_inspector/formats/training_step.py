@@ -111,10 +111,8 @@ def _said(fields: Mapping[str, Any], names: Iterable[str]) -> int | None:
 def with_steps(
     items: Iterator[Trajectory | Rejected], path: str, rule: TrainingStepRule = ANY
 ) -> Iterator[Trajectory | Rejected]:
-    """The items, each trajectory with its training step as far as it is known.
-
-    What the user says goes first; then the user's pattern, the field of the value, the record, and the path.
-    """
+    """The items, each trajectory with its training step as far as it is known. What the user says goes first; then the
+    user's pattern, the field of the value, the record, and the path."""
     of_path = rule.in_path(path)
     for item in items:
         if isinstance(item, Rejected):

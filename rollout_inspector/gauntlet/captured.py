@@ -48,10 +48,8 @@ class CapturedFiles:
 
 
 def read_captured(path: str | Path, game: str, format_name: str = "auto") -> CapturedFiles:
-    """Read a file, or the files of a folder; steps of another game are left out.
-
-    Raises :class:`Refusal` where there is no file, none is recognised, or none holds anything of this game.
-    """
+    """Read a file, or the files of a folder; steps of another game are left out. Raises :class:`Refusal` where there is
+    no file, none is recognised, or none holds anything of this game."""
     trajectories: list[Trajectory] = []
     rejected: list[str] = []
     try:

@@ -175,9 +175,7 @@ def _end(sampled: Sampled) -> dict[str, Any]:
 
 class GauntletEngine:
     """The server. It listens on 127.0.0.1; ``port`` 0 takes any. Raises ``OSError`` where the port is in use.
-
-    ``patience``: seconds that a stream waits for its client to see it, or to leave it.
-    """
+    ``patience``: seconds that a stream waits for its client to see it, or to leave it."""
 
     def __init__(self, port: int = 0, patience: float = 5.0) -> None:
         self.game = secrets.token_hex(4)  # Signs the marks.

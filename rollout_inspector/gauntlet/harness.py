@@ -117,9 +117,7 @@ class GauntletHarness:
         on_event: Callable[[], object] = lambda: None, **fields: Any,
     ) -> Answer:
         """Send one request, and keep its answer. ``prompt``: the messages of a chat, or the prompt of a completion.
-
-        ``leave_after``: leave a stream after so many events. ``on_event`` is called when its second event came.
-        """
+        ``leave_after``: leave a stream after so many events. ``on_event`` is called when its second event came."""
         name = "messages" if path == CHAT else "prompt"
         request = json.loads(signed(json.dumps({"model": "gauntlet", name: prompt, **fields}), self.engine.game))
         names = {"X-Session-Id": session, "X-Parent-Session-Id": parent}

@@ -73,10 +73,8 @@ class AuditFolder:
         return len(pc.drop_null(pq.read_table(self.file_of(key), columns=["place"])["place"]))
 
     def finish(self, cut: CutFiles, settings: AuditSettings, digest: str) -> dict[str, Any]:
-        """Write the tables of all shards in their order, then the summary. Returns the summary.
-
-        A shard is a row group of each table. So the bytes are the same in whichever order the shards were done.
-        """
+        """Write the tables of all shards in their order, then the summary. Returns the summary. A shard is a row group
+        of each table. So the bytes are the same in whichever order the shards were done."""
         for name in (SUMMARY, *SCHEMAS):  # a summary never stands beside tables of another audit
             (self.path / name).unlink(missing_ok=True)
         counts: Counter[str] = Counter()

@@ -32,10 +32,8 @@ Done = Iterator[tuple[str, pa.Table | str]]
 def on_processes(
     todo: Todo, settings: AuditSettings, n: int | None = None, read: Callable[..., pa.Table] = audit
 ) -> Done:
-    """Read shards in ``n`` processes (default: one for each processor).
-
-    ``read``: the function that reads a shard, of the top level of its module.
-    """
+    """Read shards in ``n`` processes (default: one for each processor). ``read``: the function that reads a shard, of
+    the top level of its module."""
     n = max(1, min(n or os.cpu_count() or 1, len(todo)))
     todo_left, suspects = dict(todo), list[str]()
     while todo_left:

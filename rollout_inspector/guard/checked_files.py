@@ -245,10 +245,8 @@ def title_of(kind: str) -> str:
 
 
 def codec_of(tokenizer: Any) -> tuple[LoadedTokenizer | None, TemporaryDirectory[str] | None]:
-    """The tokenizer that a caller names, loaded, and the folder that must live as long as it; None for None.
-
-    A tokenizer of ``transformers`` is saved to such a folder. Raises :class:`TokenizerUnusable`.
-    """
+    """The tokenizer that a caller names, loaded, and the folder that must live as long as it; None for None. A
+    tokenizer of ``transformers`` is saved to such a folder. Raises :class:`TokenizerUnusable`."""
     if tokenizer is None or isinstance(tokenizer, LoadedTokenizer):
         return tokenizer, None
     if isinstance(tokenizer, str | Path):

@@ -55,10 +55,8 @@ class CheckedTemplate:
 
     @property
     def outcome(self) -> ExitStatus:
-        """Failed where a purpose is not safe, undecided where one cannot be told: a void pass is no pass.
-
-        With a lock, a change fails, and what was locked as not safe is accepted.
-        """
+        """Failed where a purpose is not safe, undecided where one cannot be told: a void pass is no pass. With a lock,
+        a change fails, and what was locked as not safe is accepted."""
         outcomes = list(self.outcomes().values())
         if self.compared is None:
             return ExitStatus.of_all(map(ExitStatus.of, outcomes))
@@ -113,10 +111,8 @@ def purposes_of(words: str | Iterable[str]) -> tuple[Purpose, ...]:
 def check_template(
     template: NamedTemplate, purposes: Sequence[Purpose] = (Purpose.TOOLS,), now: str = ""
 ) -> CheckedTemplate:
-    """Check a chat template; what cannot be rendered at all becomes an ``error``.
-
-    ``now``: an ISO date and time that templates with a clock are told; empty = the real one.
-    """
+    """Check a chat template; what cannot be rendered at all becomes an ``error``. ``now``: an ISO date and time that
+    templates with a clock are told; empty = the real one."""
     try:
         report = chat_templates.check(template.tokenizer, template.text, now=now)
     except (RenderFailed, TokenizerUnusable) as error:

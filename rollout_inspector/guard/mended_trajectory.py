@@ -153,10 +153,8 @@ def _remade(
 
 
 def _cut(trajectory: Trajectory, faults: Sequence[Finding], way: MendWay) -> list[_Part]:
-    """The parts between breaks. Calls that follow each other without a break stay in one part.
-
-    The way ``MASK`` keeps only the parts that no later part continues: what they continue is in their prompts.
-    """
+    """The parts between breaks. Calls that follow each other without a break stay in one part. The way ``MASK`` keeps
+    only the parts that no later part continues: what they continue is in their prompts."""
     steps, links = trajectory.steps, links_of(trajectory)
     cuts = {fault.step for fault in faults if fault.step and fault.axis in (Axis.STREAM, Axis.DELTA)}
     part_of = list(range(len(steps)))
@@ -241,10 +239,8 @@ def _masked(row: Row, mask: Mask) -> Row:
 
 
 def _masks_of_places(rows: Sequence[Row], faults: Sequence[Finding]) -> list[Mask]:
-    """Everything but the places that findings name, and what the origins know as not sampled.
-
-    A mask that was shifted is wrong at every place that its finding names, and nowhere else.
-    """
+    """Everything but the places that findings name, and what the origins know as not sampled. A mask that was shifted
+    is wrong at every place that its finding names, and nowhere else."""
     masks = [row.loss_mask.copy() for row in rows]
     for fault in faults:
         if fault.row is None or (fault.kind == "columns_shifted" and not fault.places):

@@ -80,10 +80,8 @@ class CutFiles:
 def cut_files(
     paths: Iterable[str | Path], format_name: str = "auto", n_bytes: int = SHARD_BYTES, output: Path | None = None
 ) -> CutFiles:
-    """Cut files and folders into shards of about ``n_bytes``. What lies in ``output`` is left out.
-
-    The shards follow from the files alone, never from the number of workers. So the output is the same everywhere.
-    """
+    """Cut files and folders into shards of about ``n_bytes``. What lies in ``output`` is left out. The shards follow
+    from the files alone, never from the number of workers. So the output is the same everywhere."""
     cut, files = CutFiles(), dict[Path, int]()
     for path in paths:
         try:

@@ -71,10 +71,8 @@ def lines_of(template: str) -> list[str]:
 def changed_lines(
     older: TemplateRenderer, newer: TemplateRenderer, report: CheckReport, now: str = ""
 ) -> list[ChangedLines]:
-    """The changes from an older template to a newer one; those that change most renders come first.
-
-    ``report``: of the older template; its conversations are rendered. ``now``: the clock of both renderers.
-    """
+    """The changes from an older template to a newer one; those that change most renders come first. ``report``: of the
+    older template; its conversations are rendered. ``now``: the clock of both renderers."""
     before, after = lines_of(older.chat_template), lines_of(newer.chat_template)
     asked_conversations = _conversations(report)
     conversations = [conversation for _, conversation in asked_conversations]

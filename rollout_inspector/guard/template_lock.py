@@ -66,9 +66,7 @@ class TemplateLock:
 
 def name_in_lock(path: str | Path, lock: str | Path) -> str:
     """The name of a template in a lock file: its path from the folder of that file, as given. Raises :class:`Refusal`.
-
-    Links are followed only where the path as it is written does not lie below that folder.
-    """
+    Links are followed only where the path as it is written does not lie below that folder."""
     for resolved in (os.path.abspath, os.path.realpath):
         place, folder = Path(resolved(path)), Path(resolved(lock)).parent
         if place.is_relative_to(folder):
@@ -123,10 +121,8 @@ def locked(checked: CheckedTemplate) -> LockedTemplate:
 
 
 def lock_text(checked: Mapping[str, CheckedTemplate], tokenizers: Mapping[str, str]) -> str:
-    """A lock file of templates by name, as JSON with one line for each line of a template.
-
-    ``tokenizers``: name of a template file -> the tokenizer that it was checked with, from the folder of the lock.
-    """
+    """A lock file of templates by name, as JSON with one line for each line of a template. ``tokenizers``: name of a
+    template file -> the tokenizer that it was checked with, from the folder of the lock."""
     value = {
         "version": FILE_VERSION,
         "checks_version": chat_templates.VERSION,
@@ -207,9 +203,7 @@ def _texts(value: Any) -> dict[str, str] | None:
 
 def compare_with_lock(checked: CheckedTemplate, lock: TemplateLock, name: str) -> LockComparison:
     """What changed in a template since it was locked under ``name``. ``checked`` was checked at ``LOCK_TIME``.
-
-    Undecided where the lock has no such template, where nothing could be rendered, or where only the checks changed.
-    """
+    Undecided where the lock has no such template, where nothing could be rendered, or where only the checks changed."""
     before = lock.templates.get(name)
     if before is None:
         names = ", ".join(sorted(lock.templates)) or "none"

@@ -32,11 +32,8 @@ def check_place(path: str | Path, what: str) -> None:
 
 
 def write_whole(path: str | Path, data: bytes, what: str) -> None:
-    """Write a file that appears when it is whole. A pipe or a device, as ``/dev/stdout``, is written to as it is.
-
-    A link that the user names is followed; one that lies beside it is not.
-    Raises :class:`Refusal`.
-    """
+    """Write a file that appears when it is whole. A pipe or a device, as ``/dev/stdout``, is written to as it is. A
+    link that the user names is followed; one that lies beside it is not. Raises :class:`Refusal`."""
     check_place(path, what)
     place = Path(path).resolve()
     try:

@@ -45,10 +45,8 @@ class GuardedItems:
 
 
 def items_of_rows(rows: Any, name: str = "rows") -> GuardedItems:
-    """The rows of a list, or of a batch by name of field. Raises :class:`Refusal`.
-
-    An item of a list is a ``Row``, a ``Trajectory`` or a dict. A batch holds lists, arrays or tensors ``[B, ...]``.
-    """
+    """The rows of a list, or of a batch by name of field. Raises :class:`Refusal`. An item of a list is a ``Row``, a
+    ``Trajectory`` or a dict. A batch holds lists, arrays or tensors ``[B, ...]``."""
     if isinstance(rows, Mapping) or hasattr(rows, "keys"):
         return _batch({str(key): rows[key] for key in rows.keys()}, name)  # noqa: SIM118
     items = _listed(rows, "rows")
@@ -167,10 +165,8 @@ def array_of(value: Any) -> NDArray[Any]:
 
 
 def row_of(fields: Mapping[str, Any]) -> Row:
-    """A row of its fields by name, each ``[T]``, or ``[R]`` of the response alone. Padding is cut off.
-
-    A column of ``[T-1]`` stands at the place that predicts its token. Raises :class:`Refusal`.
-    """
+    """A row of its fields by name, each ``[T]``, or ``[R]`` of the response alone. Padding is cut off. A column of
+    ``[T-1]`` stands at the place that predicts its token. Raises :class:`Refusal`."""
     try:
         return _row(fields)
     except (TypeError, ValueError, OverflowError) as error:

@@ -52,11 +52,8 @@ class _Look:
 
 
 class Guard:
-    """Looks at a sample of what a trainer trains on. Several threads may use it at once.
-
-    A call never waits longer than ``max_seconds``, and raises only if ``on`` is ``raise``. What was not looked at in
-    time is counted.
-    """
+    """Looks at a sample of what a trainer trains on. Several threads may use it at once. A call never waits longer than
+    ``max_seconds``, and raises only if ``on`` is ``raise``. What was not looked at in time is counted."""
 
     def __init__(
         self, tokenizer: Any = None, *, chat_template: str | None = None, on: str = "warn", sample: float = 0.05,
@@ -101,17 +98,13 @@ class Guard:
         self._turn = threading.Lock()  # One look at a time: others wait for it as long as they may.
 
     def rows(self, rows: Any) -> Any:
-        """Look at training rows. Returns the rows that are kept, as the same object where none is dropped.
-
-        ``rows``: a list of ``Row``, ``Trajectory`` or dicts, or a batch: a dict of arrays or tensors ``[B, ...]``.
-        """
+        """Look at training rows. Returns the rows that are kept, as the same object where none is dropped. ``rows``: a
+        list of ``Row``, ``Trajectory`` or dicts, or a batch: a dict of arrays or tensors ``[B, ...]``."""
         return self._guarded(items_of_rows, rows, "rows")
 
     def steps(self, steps: Any) -> Any:
         """Look at engine calls. Returns the trajectories that are kept, as the same object where none is dropped.
-
-        ``steps``: the steps of one trajectory, or a list of trajectories. A step is a ``Step`` or a dict.
-        """
+        ``steps``: the steps of one trajectory, or a list of trajectories. A step is a ``Step`` or a dict."""
         return self._guarded(items_of_steps, steps, "steps")
 
     def counters(self) -> dict[str, Any]:

@@ -22,9 +22,7 @@ _GRAM = 8
 
 class BoundedMatcher(difflib.SequenceMatcher[Any]):
     """A comparison that takes bounded work: without a bound, equal lines in many places take time cubic in the lines.
-
-    When the work is used up, what is left counts as differing.
-    """
+    When the work is used up, what is left counts as differing."""
 
     a: Sequence[Any]
     b: Sequence[Any]
@@ -61,10 +59,8 @@ class AlignedGroup:
 def align_same_bytes(
     left_bytes: Sequence[bytes], right_bytes: Sequence[bytes], left_ids: Ids, right_ids: Ids
 ) -> list[AlignedGroup]:
-    """Group two tokenizations of the same bytes at the byte offsets where both have a cut. Linear time.
-
-    Two tokens are equal when their ids are equal. Raises ``ValueError`` when the bytes differ.
-    """
+    """Group two tokenizations of the same bytes at the byte offsets where both have a cut. Linear time. Two tokens are
+    equal when their ids are equal. Raises ``ValueError`` when the bytes differ."""
     if b"".join(left_bytes) != b"".join(right_bytes):
         raise ValueError("left and right do not hold the same bytes; use align_ids")
     left_offsets, right_offsets = byte_offsets(left_bytes), byte_offsets(right_bytes)
@@ -95,11 +91,8 @@ def _joined(
 
 
 def align_ids(left: Ids, right: Ids) -> list[AlignedGroup]:
-    """Group two streams whose bytes differ.
-
-    First the common ends are grouped, then stretches that occur once in each stream. The rest is compared id by id. A
-    gap of more than ``MAX_PAIRS`` pairs stays one differing group.
-    """
+    """Group two streams whose bytes differ. First the common ends are grouped, then stretches that occur once in each
+    stream. The rest is compared id by id. A gap of more than ``MAX_PAIRS`` pairs stays one differing group."""
     return _groups(_common_blocks(left, right, 0, len(left), 0, len(right)), len(left), len(right))
 
 
@@ -217,10 +210,8 @@ def _groups(blocks: Sequence[tuple[int, int, int]], n_left: int, n_right: int) -
 
 
 def fold(groups: Sequence[AlignedGroup], context: int = 8, least: int = 1) -> list[AlignedGroup]:
-    """Hide the inside of equal groups; ``context`` tokens next to a difference stay visible.
-
-    ``least``: a group stays whole when no more than so many tokens would be hidden.
-    """
+    """Hide the inside of equal groups; ``context`` tokens next to a difference stay visible. ``least``: a group stays
+    whole when no more than so many tokens would be hidden."""
     folded: list[AlignedGroup] = []
     for index, group in enumerate(groups):
         length = group.left_stop - group.left_start
@@ -277,10 +268,8 @@ class TrainedTokens:
 
 
 def trained_tokens(steps: Sequence[Step], rows: Sequence[Row]) -> TrainedTokens:
-    """Compare rows with their steps. Without rows each completion is trained once, in the row that follows.
-
-    Completions that a row does not hold whole, between those that it holds, are aligned with its trained ids there.
-    """
+    """Compare rows with their steps. Without rows each completion is trained once, in the row that follows. Completions
+    that a row does not hold whole, between those that it holds, are aligned with its trained ids there."""
     times = [np.full(len(step.completion_ids), not rows, dtype=np.int32) for step in steps]
     foreign: list[Mask | None] = []
     verbatim: list[bool] = []

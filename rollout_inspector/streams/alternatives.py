@@ -84,10 +84,8 @@ def least_kept(step: Step) -> int | None:
 
 
 def behind_likeliest(alternatives: Alternatives, logprobs: Floats) -> Floats:
-    """``[C]``, in nats: how far each sampled token stands behind the likeliest one. 0 = it is the likeliest.
-
-    The sampled token need not be among the alternatives. NaN where either is not known.
-    """
+    """``[C]``, in nats: how far each sampled token stands behind the likeliest one. 0 = it is the likeliest. The
+    sampled token need not be among the alternatives. NaN where either is not known."""
     likeliest = alternatives[1][:, 0]
     n = len(likeliest)
     behind: Floats = np.full(n, np.nan, dtype=np.float32)

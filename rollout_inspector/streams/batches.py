@@ -7,11 +7,8 @@ T = TypeVar("T")
 
 
 def batched(items: Iterable[T], limit: int, weight: Callable[[T], int] = lambda _: 1) -> Iterator[list[T]]:
-    """Yields consecutive items in lists. A list ends with the item that brings its weight to ``limit``.
-
-    Only the last list may weigh less. Without ``weight`` each item weighs 1. An item is read when it is needed, not
-    before.
-    """
+    """Yields consecutive items in lists. A list ends with the item that brings its weight to ``limit``. Only the last
+    list may weigh less. Without ``weight`` each item weighs 1. An item is read when it is needed, not before."""
     batch: list[T] = []
     weight_so_far = 0
     for item in items:

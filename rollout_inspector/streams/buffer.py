@@ -58,10 +58,8 @@ class Buffer:
         self._ids = self._ids[:length].copy()  # views that were returned keep their content
 
     def to_row(self, step_indices: Sequence[int] = ()) -> Row:
-        """The buffer as a training row ``[n]``: mask 1 on completions, logprobs NaN on tokens without one.
-
-        ``logprobs`` is None when no completion has any.
-        """
+        """The buffer as a training row ``[n]``: mask 1 on completions, logprobs NaN on tokens without one. ``logprobs``
+        is None when no completion has any."""
         loss_mask: Mask = np.zeros(self._n, dtype=np.bool_)
         origins: Origins = np.empty(self._n, dtype=np.uint8)
         logprobs: Floats | None = None

@@ -85,11 +85,8 @@ class CodedStep(NamedTuple):
 
 
 class StepCodec:
-    """Codes the steps of one trajectory, one after the other, in either direction.
-
-    ``text`` returns the JSON text of a message: messages are equal when their texts are, because 1, 1.0 and true are
-    equal in Python and not in JSON.
-    """
+    """Codes the steps of one trajectory, one after the other, in either direction. ``text`` returns the JSON text of a
+    message: messages are equal when their texts are, because 1, 1.0 and true are equal in Python and not in JSON."""
 
     def __init__(self, text: Callable[[Message], str]) -> None:
         self.steps: list[Step] = []  # The steps so far. After decoding a step the caller appends it.

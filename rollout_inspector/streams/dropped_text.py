@@ -31,10 +31,8 @@ Stretch = tuple[str, int, int]
 
 
 def holds_all(decoded: str, texts: Iterable[str]) -> bool:
-    """Whether a decoded completion, control tokens included, is made of ``texts``, tags and the form of a call.
-
-    Then :func:`unheld` finds nothing in it, and this is cheaper. False says nothing: a word may be spelled otherwise.
-    """
+    """Whether a decoded completion, control tokens included, is made of ``texts``, tags and the form of a call. Then
+    :func:`unheld` finds nothing in it, and this is cheaper. False says nothing: a word may be spelled otherwise."""
     remainder = decoded
     for text in texts:
         start = remainder.find(text)
@@ -50,10 +48,8 @@ def _cuts_a_word(text: str, at: int) -> bool:
 
 
 def unheld_tokens(completion_ids: Ids, is_special: Mask, joined: Joined, held: str) -> list[Stretch]:
-    """What a completion ``[C]`` says and a message does not hold, by :func:`unheld`, with its tokens.
-
-    ``is_special`` ``[C]``: its control tokens, which are no part of the text. ``held``: all texts of the message.
-    """
+    """What a completion ``[C]`` says and a message does not hold, by :func:`unheld`, with its tokens. ``is_special``
+    ``[C]``: its control tokens, which are no part of the text. ``held``: all texts of the message."""
     data, ends = joined(completion_ids)
     values = np.frombuffer(data, np.uint8).copy()
     values[np.repeat(is_special, np.diff(ends, prepend=0))] = 0  # words beside a control token are two

@@ -71,10 +71,8 @@ class Foresees(Renderer, Protocol):
     """A renderer that makes many renders in one call, before they are needed."""
 
     def foresee(self, asks: Sequence[Conversation]) -> Any:
-        """Render all of ``asks``. May run in another thread. Never raises because of a template.
-
-        Later calls find these renders only if they pass the very same message objects.
-        """
+        """Render all of ``asks``. May run in another thread. Never raises because of a template. Later calls find these
+        renders only if they pass the very same message objects."""
         ...
 
     def use(self, foreseen: Any) -> None:

@@ -172,10 +172,8 @@ def _chain_to_join(
 
 
 def row_of(steps: Sequence[Step], step_indices: tuple[int, ...]) -> Row:
-    """The row of a chain of steps: mask 1 on completions; logprobs NaN elsewhere, None when no step has any.
-
-    Deltas without stored origins count as template. :func:`origins_of_text` finds more.
-    """
+    """The row of a chain of steps: mask 1 on completions; logprobs NaN elsewhere, None when no step has any. Deltas
+    without stored origins count as template. :func:`origins_of_text` finds more."""
     last = steps[step_indices[-1]]
     ids = last.stream
     n = len(ids)

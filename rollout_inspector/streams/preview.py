@@ -29,10 +29,8 @@ def preview_of(
     steps: Sequence[Step], rows: Sequence[Row] = (), pieces: Pieces | None = None,
     extra: Mapping[str, Any] | None = None,
 ) -> Preview:
-    """The lines of a trajectory. Messages and texts count first, ids only where there are none.
-
-    ``extra``: the further fields of the trajectory, which may hold the prompt of an episode without a call.
-    """
+    """The lines of a trajectory. Messages and texts count first, ids only where there are none. ``extra``: the further
+    fields of the trajectory, which may hold the prompt of an episode without a call."""
     question = _asked_in(extra or {})
     if not steps:
         preview = _of_row(rows[0], pieces) if rows and pieces is not None else Preview("", "")

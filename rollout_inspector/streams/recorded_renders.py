@@ -82,10 +82,8 @@ def _with_arguments(messages: Sequence[Message], of: type, change: Callable[[Any
 
 
 def first_rendered(renderer: Renderer, conversation: Conversation) -> tuple[Form, Ids] | None:
-    """The first form of the arguments that the template takes, and the render; None when it takes none.
-
-    Where it takes none with a content that is null, that content is an empty text (:func:`with_text`).
-    """
+    """The first form of the arguments that the template takes, and the render; None when it takes none. Where it takes
+    none with a content that is null, that content is an empty text (:func:`with_text`)."""
     forms: tuple[Form, ...] = (with_objects, list, with_json)
     if has_null(conversation.messages):
         forms += tuple(partial(_in_both_forms, form) for form in forms)
@@ -110,10 +108,8 @@ def _in_both_forms(form: Form, messages: Sequence[Message]) -> list[Message]:
 
 
 def kwargs_of_record(step: Step, request: Request, renderer: Renderer, codec: Codec) -> list[Mapping[str, Any]]:
-    """The template kwargs of a request, with the date that the step's prompt shows, else with the time of its call.
-
-    If the date is not known, there are two: only a render that is the same under both holds no invented date.
-    """
+    """The template kwargs of a request, with the date that the step's prompt shows, else with the time of its call. If
+    the date is not known, there are two: only a render that is the same under both holds no invented date."""
     kwargs, template = request.chat_template_kwargs, getattr(renderer, "chat_template", "")
     if DATE in kwargs or NOW in kwargs:
         return [kwargs]
@@ -155,9 +151,7 @@ def _shown_date(
     formats: Sequence[str],
 ) -> tuple[str, str] | None:
     """What the recorded prompt holds in the place of the first date, and its format; None = no date that can be read.
-
-    ``dates``: kwargs with two dates, so that two renders show the place.
-    """
+    ``dates``: kwargs with two dates, so that two renders show the place."""
     if not len(step.prompt_ids):
         return None
     recorded = codec.decode(step.prompt_ids)
@@ -175,10 +169,8 @@ def _shown_date(
 
 
 def _date_at(recorded: str, one: str, other: str, formats: Sequence[str], asked: bool) -> tuple[str, str] | None:
-    """The text and the format of the date in ``recorded``, in the place where two renders differ first.
-
-    ``asked``: the renders print ``_CLOCKS`` in one of the formats; else in the first format of Llama.
-    """
+    """The text and the format of the date in ``recorded``, in the place where two renders differ first. ``asked``: the
+    renders print ``_CLOCKS`` in one of the formats; else in the first format of Llama."""
     start = common_length(one, other)
     for form in formats:
         with suppress(ValueError, re.error):  # no format that Python reads

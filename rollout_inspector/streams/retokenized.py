@@ -23,10 +23,8 @@ class EncodedAgain:
 def rows_again(
     steps: Sequence[Step], rows: Sequence[Row], merged: Sequence[Sequence[int]], codec: Codec
 ) -> list[EncodedAgain]:
-    """Encode the text of each row again. ``merged``: the steps of each row that follows from them, without ``rows``.
-
-    A row of more than ``MAX_TOKENS`` tokens is left out, and so are all where the tokenizer fails on a text.
-    """
+    """Encode the text of each row again. ``merged``: the steps of each row that follows from them, without ``rows``. A
+    row of more than ``MAX_TOKENS`` tokens is left out, and so are all where the tokenizer fails on a text."""
     streams = [row.ids for row in rows] or [steps[chain[-1]].stream for chain in merged]
     streams_checked = [(index, ids) for index, ids in enumerate(streams) if 0 < len(ids) <= MAX_TOKENS]
     try:

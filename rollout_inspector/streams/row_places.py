@@ -22,10 +22,8 @@ def sampled_instead(steps: Sequence[Step], row: Row, start: int, stop: int) -> I
 
 
 def place_in_row(steps: Sequence[Step], row: Row, step: int, start: int, stop: int) -> tuple[int, int] | None:
-    """The tokens of a row that stand in the place ``[start, stop)`` of a step's stream.
-
-    None when the row does not train the step, or ends before the place. An empty place lies before a token.
-    """
+    """The tokens of a row that stand in the place ``[start, stop)`` of a step's stream. None when the row does not
+    train the step, or ends before the place. An empty place lies before a token."""
     if step not in row.step_indices or not len(row.ids):
         return None
     n_prompt = len(steps[step].prompt_ids)
@@ -48,11 +46,8 @@ def place_in_row(steps: Sequence[Step], row: Row, step: int, start: int, stop: i
 
 
 def sampled_in_row(steps: Sequence[Step], row: Row) -> list[tuple[int, int, int, int]]:
-    """Where trained tokens of a row stand as its steps sampled them.
-
-    Row offset, step, offset in its completion, number of tokens; rising by row offset. Empty when the row names no
-    step, or its loss mask has another length.
-    """
+    """Where trained tokens of a row stand as its steps sampled them. Row offset, step, offset in its completion, number
+    of tokens; rising by row offset. Empty when the row names no step, or its loss mask has another length."""
     groups = _trained_groups(steps, row)
     if groups is None:
         return []

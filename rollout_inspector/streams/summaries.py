@@ -54,10 +54,8 @@ def asks_for_summary(told: Told) -> bool:
 
 
 def holds(later: Told, told: Told, was_asked: bool) -> bool:
-    """Whether the new messages of a later request hold the whole reply of a step, line ends and spaces aside.
-
-    A message of the assistant counts only where the step was asked for a summary: else it is the history itself.
-    """
+    """Whether the new messages of a later request hold the whole reply of a step, line ends and spaces aside. A message
+    of the assistant counts only where the step was asked for a summary: else it is the history itself."""
     words = _wanted(told, was_asked)
     return any(form in text for form in words for role, text in later.texts if was_asked or role != "assistant")
 

@@ -130,9 +130,7 @@ def _find(
 
 def content_forms(content: Any, spelled: Callable[[str], str] = _composed) -> Iterator[tuple[bytes, ...]]:
     """For each text of a message's content, the byte forms in which templates write it. Empty texts are left out.
-
-    ``spelled`` says what the tokenizer makes of a text. Without a tokenizer it is the composed form of Unicode.
-    """
+    ``spelled`` says what the tokenizer makes of a text. Without a tokenizer it is the composed form of Unicode."""
     if content is None or (isinstance(content, str) and not content.strip()):
         return
     parts = content if isinstance(content, list | tuple) else None

@@ -91,10 +91,8 @@ class ChildProcess:
 
 
 class PipedProcess(ChildProcess):
-    """A process that runs ``main()`` of one of our modules and exchanges pickled values through ``pipe``.
-
-    It ends when the pipe closes, and the death of this process closes it. A signal to the whole group does not end it.
-    """
+    """A process that runs ``main()`` of one of our modules and exchanges pickled values through ``pipe``. It ends when
+    the pipe closes, and the death of this process closes it. A signal to the whole group does not end it."""
 
     def __init__(
         self, title: str, module: str, prepare: str = "", environment: Mapping[str, str] | None = None, **options: Any

@@ -70,10 +70,8 @@ def _renderer(run: int, project: int, files_sha256: str, sha256: str) -> Templat
 
 
 def renderer_for(run: models.Run) -> Callable[[str], TemplateRenderer | None]:
-    """The renderer of a step's chat template by its sha256; empty = the run's own template.
-
-    A file can name the hash of any template, so only those of the run's project are used.
-    """
+    """The renderer of a step's chat template by its sha256; empty = the run's own template. A file can name the hash of
+    any template, so only those of the run's project are used."""
 
     def find(sha256: str) -> TemplateRenderer | None:
         sha256 = sha256 or run.chat_template_id or ""
@@ -146,9 +144,7 @@ def _at_the_end(
 
 def diagnose_run(run: models.Run, after: int = -1, last: int = LAST) -> Iterator[list[models.StoredTrajectory]]:
     """Diagnose the finished trajectories after an index again, in the order of the run. Yields each stored batch.
-
-    ``last``: the index of the last one.
-    """
+    ``last``: the index of the last one."""
     while batch := _bounded(list(finished_trajectories(run, after + 1, last)[:BATCH])):
         _diagnose(run, batch)
         after = batch[-1].index

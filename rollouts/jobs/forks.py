@@ -82,10 +82,8 @@ class _Place(NamedTuple):
 def fork(
     trajectory: StoredTrajectory, settings: ForkSettings, user: Any = None, enqueue: bool = True
 ) -> list[Run]:
-    """Launch a run whose trajectories continue this one from a token. Raises :class:`Refusal`.
-
-    Of a finding two runs with the same seeds: from what was sampled, then from what was made of it.
-    """
+    """Launch a run whose trajectories continue this one from a token. Raises :class:`Refusal`. Of a finding two runs
+    with the same seeds: from what was sampled, then from what was made of it."""
     if (number := settings.finding) is not None:
         settings = replace(settings, seed=secrets.randbelow(2**31) if settings.seed is None else settings.seed)
         pair = {"pair": new_code(), "finding": number, "goes_on": settings.goes_on}
@@ -177,10 +175,8 @@ def _launch(
 
 
 def chosen_model(run: Run, settings: ForkSettings) -> str:
-    """The model that continues a run: the chosen one, that of the run, else a served one with its tokenizer.
-
-    Raises :class:`LaunchRefused`.
-    """
+    """The model that continues a run: the chosen one, that of the run, else a served one with its tokenizer. Raises
+    :class:`LaunchRefused`."""
     models = served_models()
     if settings.model or run.model in models:
         return settings.model or run.model

@@ -36,10 +36,8 @@ def version() -> str:
 
 
 def load(project: Project | None = None, user: Any = None) -> Run:
-    """The run that holds the gallery in a project; made when there is none. ``project``: None = the default one.
-
-    Takes part of a second. Two that load at the same time get the same run.
-    """
+    """The run that holds the gallery in a project; made when there is none. ``project``: None = the default one. Takes
+    part of a second. Two that load at the same time get the same run."""
     project = project_or_default(project)
     if (there := find_gallery(version(), project)) is not None:
         return there
@@ -77,9 +75,7 @@ def load(project: Project | None = None, user: Any = None) -> Run:
 
 def import_training(project: Project | None = None, user: Any = None) -> list[tuple[TrainingRun, Run, Job | None]]:
     """The bundled runs of training in a project, each with the job that imports it; None = it is there already.
-
-    ``project``: None = the default one. The jobs wait: :func:`rollouts.jobs.imports.imports.send_import` sends them.
-    """
+    ``project``: None = the default one. The jobs wait: :func:`rollouts.jobs.imports.imports.send_import` sends them."""
     project = project_or_default(project)
     tokenizer = model_tokenizer(ServedModel("demo", "", str(MODEL_DIR)), project)
     imported: list[tuple[TrainingRun, Run, Job | None]] = []

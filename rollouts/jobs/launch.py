@@ -116,10 +116,8 @@ def setting(label: str, default: Any, help: str = "", **facts: Any) -> Any:
 
 @dataclass(frozen=True)
 class LaunchSettings:
-    """The settings of a launch. With the defaults a run works.
-
-    The form, the command ``launch_rollouts`` and the API are made from these fields.
-    """
+    """The settings of a launch. With the defaults a run works. The form, the command ``launch_rollouts`` and the API
+    are made from these fields."""
 
     model: str = setting("Model", "demo", "Served by a worker of its own.", required=True)
     engine: str = setting("Engine", "", "Empty = the one that the model is served with.")
@@ -373,11 +371,8 @@ def send_run(run: Run) -> None:
 
 
 def model_tokenizer(model: ServedModel, project: Project | None = None) -> Tokenizer:
-    """The tokenizer of a model in a project. It is registered when the first run there needs it.
-
-    A machine that has the model's folder reads it. Another one takes what was registered last.
-    Raises :class:`Refusal`.
-    """
+    """The tokenizer of a model in a project. It is registered when the first run there needs it. A machine that has the
+    model's folder reads it. Another one takes what was registered last. Raises :class:`Refusal`."""
     source = f"served model {model.name}"
     registered, folder = registered_from(source, key_of(project)), Path(model.path)
     if not folder.exists():

@@ -73,10 +73,8 @@ class _StrategySums:
         self._after.append(self._sums.add(value, rows, advantage if common is None else common, kinds))
 
     def report(self) -> dict[str, Any]:
-        """What the losses make of the rows. ``moved`` is among the ``compared`` trajectories.
-
-        These have a decidable weight for each of their tokens, as recorded and under the strategy.
-        """
+        """What the losses make of the rows. ``moved`` is among the ``compared`` trajectories. These have a decidable
+        weight for each of their tokens, as recorded and under the strategy."""
         report = self._sums.report([IN_TRAJECTORY])
         del report["steps"]  # those of the run
         for n, line in enumerate(report["rules"]):

@@ -92,10 +92,8 @@ def missing(trajectory: StoredTrajectory) -> Refusal | None:
 def compare_steps(
     record: StoredTrajectory, indices: Sequence[int] | None = None, say: Callable[[str], object] = lambda _: None
 ) -> list[dict[str, Any]]:
-    """What each parser reads of these steps' completions; None = of all. One process of vLLM serves them all.
-
-    Raises :class:`Refusal` with a sentence.
-    """
+    """What each parser reads of these steps' completions; None = of all. One process of vLLM serves them all. Raises
+    :class:`Refusal` with a sentence."""
     if refusal := missing(record):
         raise refusal
     assert record.run.tokenizer is not None
@@ -203,10 +201,8 @@ def _grouped(
 
 
 def differences(reading: ParserReading, stored: ParserReading, is_reasoning: bool) -> list[str]:
-    """In what a reading differs from the stored message: ``calls``, ``content``, ``reasoning``; empty = it agrees.
-
-    A parser of reasoning reads no calls, and a parser of calls no reasoning: that is not compared.
-    """
+    """In what a reading differs from the stored message: ``calls``, ``content``, ``reasoning``; empty = it agrees. A
+    parser of reasoning reads no calls, and a parser of calls no reasoning: that is not compared."""
     if is_reasoning:
         return ["reasoning"] if reading.reasoning.split() != stored.reasoning.split() else []
     differs = ["calls"] if [*map(_plain, reading.calls)] != [*map(_plain, stored.calls)] else []

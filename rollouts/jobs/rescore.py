@@ -261,9 +261,7 @@ class _Scoring:
 
     def _decoded(self, rows: Sequence[Row]) -> list[Floats]:
         """The log-probabilities ``[T]`` of the trained tokens, each stretch as a completion of all before it; else NaN.
-
-        Requests go the way of sampled ones: in one batch with those of runs, and by the cache.
-        """
+        Requests go the way of sampled ones: in one batch with those of runs, and by the cache."""
         scores = [np.full(len(row.ids), np.nan, np.float32) for row in rows]
         edges = [np.flatnonzero(np.diff(row.loss_mask.astype(np.int8), prepend=0, append=0)) for row in rows]
         places = [

@@ -49,10 +49,8 @@ def resume(run: Run) -> None:
 
 
 def delete(run: Run, why: str = "") -> None:
-    """Remove a run with its uploads and the files of its exports. What still works on it stores nothing more.
-
-    ``why``: a reason for the audit log.
-    """
+    """Remove a run with its uploads and the files of its exports. What still works on it stores nothing more. ``why``:
+    a reason for the audit log."""
     cancel_run(run)
     if is_active(run) and _import_of(run) is None:  # a worker samples it, or a recorder writes it
         cancel_remaining(run)

@@ -17,10 +17,8 @@ def range_of(job: Job) -> tuple[int, int]:
 
 
 def cut_run(run: Run, job: Job, beat: Beat) -> list[dict[str, int]]:
-    """The options of each part of a job that goes through a run: ``first`` and ``last`` index.
-
-    Empty if the run is small. The job knows then how many trajectories it has to go through.
-    """
+    """The options of each part of a job that goes through a run: ``first`` and ``last`` index. Empty if the run is
+    small. The job knows then how many trajectories it has to go through."""
     finished = finished_trajectories(run)
     size = max(run.n_tokens / PART_TOKENS, run.n_finished / PART_TRAJECTORIES)
     if size < 2:

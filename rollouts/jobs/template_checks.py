@@ -41,8 +41,7 @@ def code_of(
     project: Project, tokenizer: Tokenizer | None, chat_template: ChatTemplate, question: Mapping[str, Any]
 ) -> str:
     """The 12-character code of a question in a project. It follows from contents, so that a link survives a new
-    registration.
-    """
+    registration."""
     return code_of_hashes(project, tokenizer.sha256 if tokenizer else "", chat_template.sha256, question)
 
 
@@ -129,9 +128,7 @@ def repairs_of(report: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 def answer_now(check: TemplateCheck, beat: Beat) -> TemplateCheck:
     """The check with its report and repair, for the job of ``beat``, which does its job or waits for who does it.
-
-    Raises :class:`Refusal` where it could not be answered.
-    """
+    Raises :class:`Refusal` where it could not be answered."""
     while is_active(check.job):
         if (job := take_job(check.job.pk)) is None:
             time.sleep(WAIT_SECONDS)
@@ -150,10 +147,8 @@ def answer_now(check: TemplateCheck, beat: Beat) -> TemplateCheck:
 
 
 def do_job(job: Job, beat: Beat) -> None:
-    """Run the checks of a job's template check and store the report, then look for a repair and store it too.
-
-    Pages show the report during the search. Raises :class:`Refusal` with what the template does wrong.
-    """
+    """Run the checks of a job's template check and store the report, then look for a repair and store it too. Pages
+    show the report during the search. Raises :class:`Refusal` with what the template does wrong."""
     check = check_of_job(job)
     beat()
     try:

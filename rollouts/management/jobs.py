@@ -17,10 +17,8 @@ from rollouts.worker.jobs import work_on
 
 @contextmanager
 def run_jobs(tell: Callable[[Job], object] = lambda _: None, cancels: bool = False) -> Iterator[list[Job]]:
-    """Jobs that the block asks for and appends are done where it ends, and are then as the database has them.
-
-    ``tell`` is called with a job at each sign of progress. ``cancels``: Ctrl-C cancels the job, and is no error.
-    """
+    """Jobs that the block asks for and appends are done where it ends, and are then as the database has them. ``tell``
+    is called with a job at each sign of progress. ``cancels``: Ctrl-C cancels the job, and is no error."""
     jobs: list[Job] = []
     with transaction.atomic():  # no worker sees a job before it is taken here
         yield jobs

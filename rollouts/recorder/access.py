@@ -53,11 +53,8 @@ def is_token(named: str, token: str) -> bool:
 
 
 def foreign(request: web.Request) -> str:
-    """Why a request comes from a foreign web page; empty when it does not.
-
-    A page in a browser can send requests to this machine. It names its own site as Origin. With a DNS name of its own
-    for this machine it names that as Host.
-    """
+    """Why a request comes from a foreign web page; empty when it does not. A page in a browser can send requests to
+    this machine. It names its own site as Origin. With a DNS name of its own for this machine it names that as Host."""
     origin = request.headers.get("Origin")
     if origin is not None and origin.partition("://")[2] != request.host:
         return f"The recorder takes no requests of the web page {origin[:200]}."

@@ -86,9 +86,7 @@ def generate_calls(request: dict[str, Any], answer: dict[str, Any]) -> Calls:
 
 def join_sglang(events: Sequence[Any], broken_off: bool) -> Any:
     """The answers of a stream of SGLang's ``/generate``: each event repeats what came before, unless it is told not to.
-
-    The events of several answers of one call come in any order, by ``index``.
-    """
+    The events of several answers of one call come in any order, by ``index``."""
     answers: dict[int, dict[str, Any]] = {}
     for event in events:
         index = event.get("index") or 0

@@ -26,10 +26,8 @@ def join_responses(events: Sequence[dict[str, Any]], broken_off: bool) -> dict[s
 
 
 def responses_calls(request: dict[str, Any], answer: dict[str, Any]) -> Calls:
-    """A call of ``/v1/responses``. A server that runs tools itself asks the model several times: a call each.
-
-    The messages of a request that names a ``previous_response_id`` are not whole, and are left out.
-    """
+    """A call of ``/v1/responses``. A server that runs tools itself asks the model several times: a call each. The
+    messages of a request that names a ``previous_response_id`` are not whole, and are left out."""
     chat_request = {name: value for name, value in request.items() if name not in _REQUEST}
     if not request.get("previous_response_id"):
         chat_request["messages"] = chat_messages(request)

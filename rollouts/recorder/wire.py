@@ -107,10 +107,8 @@ def _blank(fields: _Object, amended: AmendedRequest) -> bool:
 
 
 class Events:
-    """Cuts a stream of server-sent events into whole events, and one that is too long into parts.
-
-    The stream may arrive in any pieces.
-    """
+    """Cuts a stream of server-sent events into whole events, and one that is too long into parts. The stream may arrive
+    in any pieces."""
 
     def __init__(self) -> None:
         self._rest = bytearray()

@@ -35,10 +35,8 @@ def columns_of(model: type[models.Model]) -> list[Column]:
 
 
 def write_table(model: type[models.Model], open_part: Callable[[], Any]) -> int:
-    """Write every row of a model, in the order of its keys. Returns their number.
-
-    ``open_part`` returns a context manager of a file to write to; it is called for each file. Call this in a snapshot.
-    """
+    """Write every row of a model, in the order of its keys. Returns their number. ``open_part`` returns a context
+    manager of a file to write to; it is called for each file. Call this in a snapshot."""
     columns = columns_of(model)
     schema = pa.schema([(column.name, column.type) for column in columns])
     batches, n_rows = _batches(model, columns, schema), 0

@@ -34,10 +34,8 @@ def reserve_keys(model: type[models.Model], n: int) -> Iterator[int]:
 
 
 def bare(model: type[M], **values: Any) -> M:
-    """A model object with these columns, by the names of their attributes (``run_id``), and defaults in all others.
-
-    The constructor looks at every field of every object, which would be a third of what a trajectory costs.
-    """
+    """A model object with these columns, by the names of their attributes (``run_id``), and defaults in all others. The
+    constructor looks at every field of every object, which would be a third of what a trajectory costs."""
     constants, makers = _defaults(model)
     record = model.__new__(model)
     values_by_name = record.__dict__ = {"_state": ModelState(), **constants, **values}

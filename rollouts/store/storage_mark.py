@@ -16,10 +16,8 @@ WAY_OUT = (
 
 
 def owner() -> str:
-    """The identity of the database that the files belong to. A storage without a mark becomes this database's.
-
-    Raises :class:`rollouts.store.files.StorageDown`.
-    """
+    """The identity of the database that the files belong to. A storage without a mark becomes this database's. Raises
+    :class:`rollouts.store.files.StorageDown`."""
     return marked() or adopt()
 
 
@@ -40,10 +38,8 @@ def adopt() -> str:
 
 
 def fault() -> str:
-    """Why this database may delete none of the files, as sentences; empty = they belong to it.
-
-    Raises :class:`rollouts.store.files.StorageDown`.
-    """
+    """Why this database may delete none of the files, as sentences; empty = they belong to it. Raises
+    :class:`rollouts.store.files.StorageDown`."""
     return sentence_of(owner(), database_identity())
 
 

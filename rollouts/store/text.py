@@ -8,17 +8,13 @@ _PATH = re.compile(r"(?<![\w.:/<~-])/(?:[^\s'\"/:;,]+/)+([^\s'\":;,]*)")
 
 def storable_text(value: str) -> str:
     """The text without what a database refuses: U+0000 becomes its picture ``␀``, a lone surrogate becomes ``?``.
-
-    PostgreSQL's text cannot hold U+0000, and a lone surrogate has no UTF-8.
-    """
+    PostgreSQL's text cannot hold U+0000, and a lone surrogate has no UTF-8."""
     return value.replace("\0", "␀").encode("utf-8", "replace").decode()
 
 
 def without_paths(sentence: str) -> str:
-    """A sentence for readers of pages: of each path of this machine the last part alone. Addresses stay.
-
-    Errors of libraries name the file that they could not read.
-    """
+    """A sentence for readers of pages: of each path of this machine the last part alone. Addresses stay. Errors of
+    libraries name the file that they could not read."""
     return _PATH.sub(r"\1", sentence)
 
 

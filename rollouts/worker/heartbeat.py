@@ -102,10 +102,8 @@ _rest = _Rest()
 
 
 def repeat(name: str, seconds: float, do: Callable[[], object]) -> None:
-    """Call ``do`` now and every ``seconds`` in a thread, while this worker lives. What it raises is logged.
-
-    This process does not fork meanwhile, for up to ``FORK_WAIT_SECONDS``.
-    """
+    """Call ``do`` now and every ``seconds`` in a thread, while this worker lives. What it raises is logged. This
+    process does not fork meanwhile, for up to ``FORK_WAIT_SECONDS``."""
     at_work = _rest.lock()
 
     def watch() -> None:

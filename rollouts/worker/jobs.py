@@ -62,10 +62,8 @@ class _Yields(JobLost):
 
 @shared_task(name=DO_JOB)
 def do_job(job_id: int) -> None:
-    """Do a job, or continue a job whose worker is lost. A task that is delivered twice is done once.
-
-    The task says that a job waits. Which job is done follows from what all users have under way.
-    """
+    """Do a job, or continue a job whose worker is lost. A task that is delivered twice is done once. The task says that
+    a job waits. Which job is done follows from what all users have under way."""
     if is_of_engine(job_id):
         # The message went to the queue of a model, whose workers do no other jobs.
         if (job := take_engine_job(job_id)) is not None:

@@ -32,10 +32,8 @@ class LeasePrefetcher:
         self._thread.join()
 
     def more(self, n: int, wait: bool) -> Sequence[RolloutJob] | None:
-        """Returns up to ``n`` jobs that are ready; None = no job is left. Raises what ``lease`` raised.
-
-        ``wait``: wait until a job is ready.
-        """
+        """Returns up to ``n`` jobs that are ready; None = no job is left. Raises what ``lease`` raised. ``wait``: wait
+        until a job is ready."""
         with self._change:
             if wait:
                 self._change.wait_for(lambda: self._ready or self._exhausted or self._error)

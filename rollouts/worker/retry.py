@@ -24,9 +24,7 @@ def try_again(
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Result:
     """Returns what ``do`` returns. After a failure that may pass it is called again, with these pauses in seconds.
-
-    Raises the last failure when no pause is left or ``should_stop`` returns True.
-    """
+    Raises the last failure when no pause is left or ``should_stop`` returns True."""
     for pause in pauses:
         try:
             return do()

@@ -54,10 +54,8 @@ class RunStorage:
     def _diagnosed(
         self, ends: Sequence[TrajectoryEnd]
     ) -> tuple[list[TrajectoryEnd], dict[int, tuple[EncodedAgain, ...]]]:
-        """Returns the ends with their findings, and by key what changes when the text is encoded again.
-
-        It drops the ends of deleted trajectories and of other attempts.
-        """
+        """Returns the ends with their findings, and by key what changes when the text is encoded again. It drops the
+        ends of deleted trajectories and of other attempts."""
         records = {record.pk: record for record in trajectories_by_key([end.key for end in ends])}
         ours = [end for end in ends if end.key in records and records[end.key].attempt == end.attempt]
         diagnoses = [self._diagnosis(records[end.key], end) for end in ours]

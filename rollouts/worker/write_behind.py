@@ -21,10 +21,8 @@ GATHER_SECONDS = 0.2
 
 
 class WriteBehind:
-    """Takes steps and ends in order, and hands what has gathered meanwhile to ``write``, in one thread.
-
-    After ``write`` has raised, ``error`` holds the exception, and everything that follows is dropped.
-    """
+    """Takes steps and ends in order, and hands what has gathered meanwhile to ``write``, in one thread. After ``write``
+    has raised, ``error`` holds the exception, and everything that follows is dropped."""
 
     def __init__(self, write: Callable[[Sequence[Saved], Sequence[TrajectoryEnd]], None]) -> None:
         self._write = write

@@ -73,9 +73,7 @@ def _told(request: HttpRequest, run: Run, sentence: str, status: int, job: Job |
 
 def wanted_of(params: QueryDict, reader: int | None) -> ExportOptions:
     """The export that a form or an address asks for: with `which=list`, of what passes the filter of the list.
-
-    ``reader``: the key of the user who asks; None = a visitor. Raises :class:`Refusal`.
-    """
+    ``reader``: the key of the user who asks; None = a visitor. Raises :class:`Refusal`."""
     numbers = {}
     for name in ("pad_to", "pad_id"):
         text = params.get(name, "").strip()

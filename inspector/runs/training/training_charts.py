@@ -90,10 +90,8 @@ def _told(chart: TrainingChart, lines: Sequence[FiguresLine]) -> tuple[tuple[str
 
 
 def value_at(line: FiguresLine, path: str) -> float | None:
-    """A figure by its path: ``lost/sampled`` is a share, ``gap.p99`` a field of an object.
-
-    A kind of finding that the step lacks counts 0. None = not known, or a share of nothing.
-    """
+    """A figure by its path: ``lost/sampled`` is a share, ``gap.p99`` a field of an object. A kind of finding that the
+    step lacks counts 0. None = not known, or a share of nothing."""
     top, _, bottom = path.partition("/")
     name, _, field = top.partition(".")
     value = getattr(line, name)

@@ -67,10 +67,8 @@ class TrainingPage(Page):
 
 @reads_run
 def training(request: HttpRequest, run: Run) -> HttpResponse:
-    """A run by training step, or with ``by=version`` by policy version.
-
-    Stored figures answer it, so that the number of queries does not depend on the size of the run.
-    """
+    """A run by training step, or with ``by=version`` by policy version. Stored figures answer it, so that the number of
+    queries does not depend on the size of the run."""
     here = reverse("run", args=[run.code])
     if request.GET.get("by") == "version":
         return _by_version(request, run, here)

@@ -79,15 +79,22 @@ class ComparedPair:
 class ComparePage(TrajectoryHead):
     """Two streams of one trajectory, or of two, side by side."""
 
-    step: int | None  # The step that is compared; None when a whole row is compared.
-    row: int | None  # The row that is compared; None when a step is compared.
-    against: str  # What is on the right side: ``retokenized``, ``prompt``, ``trained``, ``repair`` or ``group``.
-    with_: str | None  # The code of the trajectory on the right side, when it is another one of the group.
-    comparison: dict[str, Any] | None  # Where the two sides differ; None when nothing could be compared.
-    verdict: str | None  # The outcome in a sentence; None when nothing could be compared.
+    step: int | None
+    """The step that is compared; None when a whole row is compared."""
+    row: int | None
+    """The row that is compared; None when a step is compared."""
+    against: str
+    """What is on the right side: ``retokenized``, ``prompt``, ``trained``, ``repair`` or ``group``."""
+    with_: str | None
+    """The code of the trajectory on the right side, when it is another one of the group."""
+    comparison: dict[str, Any] | None
+    """Where the two sides differ; None when nothing could be compared."""
+    verdict: str | None
+    """The outcome in a sentence; None when nothing could be compared."""
     repair: dict[str, Any] | None
     """With ``side=repair``: ``state`` and ``why`` of the work, its figures under the repair or why there is none."""
-    notices: list[str]  # A sentence for each part of the address that could not be followed.
+    notices: list[str]
+    """A sentence for each part of the address that could not be followed."""
 
 
 def compare_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tuple[ComparePage, dict[str, Any]]:
@@ -169,10 +176,8 @@ def _with_other(
     request: HttpRequest, params: Mapping[str, str], others: Sequence[models.StoredTrajectory],
     rows: Sequence[RowSummary], notices: list[str],
 ) -> ComparedPair | None:
-    """The comparison with another trajectory, of the group or of any run that the reader may see.
-
-    None unless the address names one. At most three queries.
-    """
+    """The comparison with another trajectory, of the group or of any run that the reader may see. None unless the
+    address names one. At most three queries."""
     code = params.get("with", "")
     if not code or not rows:
         return None

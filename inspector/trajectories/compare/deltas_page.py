@@ -85,9 +85,12 @@ class TemplateDelta:
 class DeltasPage(TrajectoryHead):
     """The ids between the completions of a trajectory, and the renders that they come from."""
 
-    deltas: list[TemplateDelta]  # At most 20, in the order of the steps.
-    next_step: int | None  # The step with which the next page begins; None on the last page.
-    notices: list[str]  # A sentence for each part of the address that could not be followed.
+    deltas: list[TemplateDelta]
+    """At most 20, in the order of the steps."""
+    next_step: int | None
+    """The step with which the next page begins; None on the last page."""
+    notices: list[str]
+    """A sentence for each part of the address that could not be followed."""
 
 
 def deltas_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tuple[DeltasPage, dict[str, Any]]:

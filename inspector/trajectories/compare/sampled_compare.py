@@ -42,9 +42,7 @@ def against(
     n_read: int, **shown: Any,
 ) -> tuple[TokenComparison, PairWords] | None:
     """The sampled stream of the row's steps, and the row. None and a notice when there is nothing to compare.
-
-    ``n_read``: the tokens of all prompts and completions. ``shown``: what :func:`compare` is told to draw.
-    """
+    ``n_read``: the tokens of all prompts and completions. ``shown``: what :func:`compare` is told to draw."""
     if n_read > MAX_READ:
         notices.append(
             f"The steps of this trajectory forward {n_read:,} tokens; at most {MAX_READ:,} are read to compare a row "

@@ -128,10 +128,8 @@ class PairWords:
 def linked(
     comparison: TokenComparison, row: int | None, base: str, query: QueryDict, side: str = "left"
 ) -> TokenComparison:
-    """The comparison with the address of each line's ``side``, in a row of the tokens page at ``base``.
-
-    ``row`` None: no row holds that side. ``query``: that of this page, for the folds and for the other differences.
-    """
+    """The comparison with the address of each line's ``side``, in a row of the tokens page at ``base``. ``row`` None:
+    no row holds that side. ``query``: that of this page, for the folds and for the other differences."""
     place = None if row is None else PagePlace(row=row, view=View.TOKENS)
     lines = []
     for line in comparison.lines:

@@ -50,11 +50,14 @@ class StrategiesPage(TrajectoryHead):
     state: str
     """The state of the replay: ``live``, ``missing``, ``unasked``, ``queued``, ``running``, ``failed``, ``cancelled``,
     ``done``."""
-    why: str | None  # A sentence about the state; None when there is nothing to say.
-    run_strategy: str | None  # The strategy that the run used; None when nobody recorded it.
+    why: str | None
+    """A sentence about the state; None when there is nothing to say."""
+    run_strategy: str | None
+    """The strategy that the run used; None when nobody recorded it."""
     strategies: list[dict[str, Any]]
     """The figures of each strategy, as the worker stored them, and ``about``: what the strategy does."""
-    step_wise: list[StepWiseRows]  # What one row per step costs, for the trajectory and for its group.
+    step_wise: list[StepWiseRows]
+    """What one row per step costs, for the trajectory and for its group."""
     comparison: dict[str, Any] | None
     """The two rows that the address names (``left``, ``right``), the ``verdict`` in a sentence, and what a comparison
     has everywhere; None when they cannot be compared."""

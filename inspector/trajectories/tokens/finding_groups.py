@@ -85,10 +85,8 @@ def kinds_in_run(trajectory: StoredTrajectory, kinds: Sequence[str]) -> dict[str
 
 
 def markdown_of(entry: Entry, trajectory: StoredTrajectory) -> str:
-    """A finding for a chat or an issue: sentence, ids, link and remedy.
-
-    The link begins with ``/``, because only the browser knows the name of the server. Model output makes no markup.
-    """
+    """A finding for a chat or an issue: sentence, ids, link and remedy. The link begins with ``/``, because only the
+    browser knows the name of the server. Model output makes no markup."""
     item = entry["item"]
     where = f"{entry['place']} of {_plain(trajectory.external_id)} in run {trajectory.run.code}"
     lines = [f"**{item.title}** ({item.severity}, `{item.kind}`): {where}", "", _plain(item.evidence)]

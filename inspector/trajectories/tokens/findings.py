@@ -87,10 +87,14 @@ class FindingValues(Page):
 class DrawnFinding(FindingValues):
     """A finding with its place in a row of its trajectory."""
 
-    cost_text: str = ""  # The cost in words; empty when it costs nothing.
-    drawn_row: int | None = None  # The row that holds its place; null when none does.
-    drawn_places: tuple[tuple[int, int], ...] = ()  # Every stretch of that row that it marks, each at least one token.
-    is_held: bool = True  # False: the row trains other tokens in its place, and ``drawn_places`` are theirs.
+    cost_text: str = ""
+    """The cost in words; empty when it costs nothing."""
+    drawn_row: int | None = None
+    """The row that holds its place; null when none does."""
+    drawn_places: tuple[tuple[int, int], ...] = ()
+    """Every stretch of that row that it marks, each at least one token."""
+    is_held: bool = True
+    """False: the row trains other tokens in its place, and ``drawn_places`` are theirs."""
 
     @property
     def trained_tokens(self) -> int:

@@ -62,10 +62,8 @@ def read_lanes(
     trajectory: StoredTrajectory, rows: Sequence[RowSummary], steps: Sequence[StepSummary],
     findings: Sequence[DrawnFinding],
 ) -> list[Lane]:
-    """The lanes of a trajectory, of the first 1,000 with their words; empty where it has one alone.
-
-    At most one query, none where no message can matter.
-    """
+    """The lanes of a trajectory, of the first 1,000 with their words; empty where it has one alone. At most one query,
+    none where no message can matter."""
     prompts = {step.index: step.prompt_length for step in steps}
     causes: dict[int, str] = {}
     for item in findings:
@@ -120,10 +118,8 @@ def drawn_lanes(
     trajectory: StoredTrajectory, lanes: Sequence[Lane], rows: Sequence[RowSummary], address_of: Callable[[Lane], str],
     current_row: int | None = None,
 ) -> dict[str, Any]:
-    """The list of lanes for the template; empty where the trajectory has one alone.
-
-    ``address_of``: where a lane is read; empty where no row trains it.
-    """
+    """The list of lanes for the template; empty where the trajectory has one alone. ``address_of``: where a lane is
+    read; empty where no row trains it."""
     if not lanes:
         return {}
     n_steps = 1 + max(lane.steps[-1] for lane in lanes)

@@ -82,10 +82,8 @@ def is_weight(lens: str) -> bool:
 
 
 def lens_links(place: PagePlace, url: str, columns: Sequence[str]) -> list[PageLink]:
-    """The lens switch. The weights are one link, and one for each rule where one of them is shown.
-
-    The note of a link says when the browser asks the server for the page with this lens: see ``LensSpec.request``.
-    """
+    """The lens switch. The weights are one link, and one for each rule where one of them is shown. The note of a link
+    says when the browser asks the server for the page with this lens: see ``LensSpec.request``."""
     lens_choices = [(lens.slug, lens.label, lens.request) for lens in lenses.LENSES]
     column_names = [name for name in columns if name not in _WEIGHTS][:MAX_COLUMN_LINKS]
     links = [(name, lenses.column_label(name)) for name in column_names]

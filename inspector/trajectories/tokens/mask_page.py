@@ -29,15 +29,19 @@ OBSERVATIONS = "Are tool results and later user messages trained?"
 class MaskPage(TrajectoryHead):
     """The loss mask of one row, explained."""
 
-    row: int  # The index of the row.
+    row: int
+    """The index of the row."""
     roles: list[dict[str, Any]] = field(default_factory=list)
     """``turns``, ``tokens`` and ``trained`` tokens of each ``role``."""
     turns: list[dict[str, Any]] = field(default_factory=list)
     """Every turn of the row, how many of its tokens are ``trained`` and ``why``; of a completion whether its
     ``stop_token`` is ``trained``, ``masked`` or ``none``."""
-    verdicts: dict[str, str] = field(default_factory=dict)  # Question -> answer in words.
-    oddities: list[str] = field(default_factory=list)  # A sentence for each thing that looks wrong about the loss mask.
-    not_odd: str = ""  # What was checked, where nothing looks odd; or what could not be checked.
+    verdicts: dict[str, str] = field(default_factory=dict)
+    """Question -> answer in words."""
+    oddities: list[str] = field(default_factory=list)
+    """A sentence for each thing that looks wrong about the loss mask."""
+    not_odd: str = ""
+    """What was checked, where nothing looks odd; or what could not be checked."""
     notices: list[str] = field(default_factory=list)
     """A sentence for each part of the address that could not be followed."""
 

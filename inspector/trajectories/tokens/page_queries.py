@@ -45,10 +45,8 @@ def read_turns(
     trajectory: models.StoredTrajectory, row: RowSummary, steps: Sequence[StepSummary],
     findings: Sequence[DrawnFinding], tokens: Tokens, within: tuple[int, int] | None = None,
 ) -> list[Turn]:
-    """The turns of a row, or those that touch the tokens ``within``. ``tokens``: the whole row. At most one query.
-
-    A turn is one message of the stream. All pages number them here, so a message that is read again keeps its number.
-    """
+    """The turns of a row, or those that touch the tokens ``within``. ``tokens``: the whole row. At most one query. A
+    turn is one message of the stream. All pages number them here, so a message that is read again keeps its number."""
     table, _ = table_of(trajectory.run.tokenizer)
     headers = [] if table is None else role_turns(tokens.ids, special_tokens(table, tokens.ids), table.token_bytes)
     if not row.follows_steps:
@@ -109,10 +107,8 @@ def read_tokens(
     trajectory: models.StoredTrajectory, row: RowSummary, start: int, stop: int,
     steps: Sequence[StepSummary] | None = None,
 ) -> Tokens:
-    """The tokens ``[start, stop)`` of a row. ``steps``: all of the trajectory, where they are known.
-
-    A log-probability that a file holds for a token which nobody sampled is left out: it is padding.
-    """
+    """The tokens ``[start, stop)`` of a row. ``steps``: all of the trajectory, where they are known. A log-probability
+    that a file holds for a token which nobody sampled is left out: it is padding."""
     tokens = row_window(trajectory, row.handle, start, stop, steps)
     if tokens.logprobs is None:
         return tokens

@@ -294,10 +294,8 @@ class Reader:
 
     @property
     def map_address(self) -> str:
-        """What ``str.format`` turns into the address of the tokens ``[start, stop)`` of the map of the row.
-
-        It tells one map from another, because it names row, view and lens.
-        """
+        """What ``str.format`` turns into the address of the tokens ``[start, stop)`` of the map of the row. It tells
+        one map from another, because it names row, view and lens."""
         view = View.TOKENS if self.n_tokens > MAX_RUN_VIEW_TOKENS else self.place.view
         return self.own + self.place.marked_template(view=view)
 

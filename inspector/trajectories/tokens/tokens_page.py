@@ -30,27 +30,39 @@ OUTCOMES = ("failed", "noted", "passed", "not decidable")
 class TrajectoryPage(TrajectoryHead):
     """The tokens page as JSON. In each view, the tokens are those of the window that the address names."""
 
-    group: str  # The name of the group. Trajectories of one group answer the same prompt.
-    n_steps: int  # Requests to the engine.
-    n_rows: int  # Rows that are stored.
-    notices: list[str]  # A sentence for each part of the address that could not be followed.
+    group: str
+    """The name of the group. Trajectories of one group answer the same prompt."""
+    n_steps: int
+    """Requests to the engine."""
+    n_rows: int
+    """Rows that are stored."""
+    notices: list[str]
+    """A sentence for each part of the address that could not be followed."""
     rows: list[dict[str, int]]
     """``index``, ``n_tokens`` and ``n_trained`` of all rows; of those that the steps make so far, where none is stored
     yet."""
-    row: dict[str, int] | None  # The row that the address names; None when there is no row.
-    lenses: list[str]  # Values of ``lens`` in an address of this row.
-    mark: tuple[int, int] | None  # Tokens ``[start, stop)`` that the address marks.
-    turns: list[Turn]  # The turns of the row.
-    findings: list[DrawnFinding]  # All findings of the trajectory, in reading order.
-    muted: list[MutedValues]  # The rules that mute some of these findings.
+    row: dict[str, int] | None
+    """The row that the address names; None when there is no row."""
+    lenses: list[str]
+    """Values of ``lens`` in an address of this row."""
+    mark: tuple[int, int] | None
+    """Tokens ``[start, stop)`` that the address marks."""
+    turns: list[Turn]
+    """The turns of the row."""
+    findings: list[DrawnFinding]
+    """All findings of the trajectory, in reading order."""
+    muted: list[MutedValues]
+    """The rules that mute some of these findings."""
     checks: list[dict[str, Any]] | None
     """What the diagnosis checked. None = not known: it has not run, or an earlier version ran."""
     comments: list[CommentValues] | None
     """What people say of it, in reading order; null for the visitor of a share link."""
     lanes: LaneTree | None
     """The chains of steps, and where each leaves another one; None where the steps form one chain."""
-    seen: bool | None  # The reader has marked it as seen; null for the visitor of a share link.
-    window: dict[str, Any]  # ``start``, ``stop`` and at most 4096 ``tokens`` of the row, with every field.
+    seen: bool | None
+    """The reader has marked it as seen; null for the visitor of a share link."""
+    window: dict[str, Any]
+    """``start``, ``stop`` and at most 4096 ``tokens`` of the row, with every field."""
 
 
 def trajectory_page(view: TokenView) -> TrajectoryPage:

@@ -90,10 +90,8 @@ def header_spans(turns: Sequence[RoleTurn]) -> list[Span]:
 
 
 def cut_at_headers(spans: Sequence[Span], headers: Sequence[RoleTurn]) -> list[Span]:
-    """The spans of a row; what stands between completions is cut into its messages.
-
-    The header that opens a completion belongs to the message before it: as a part of history it opens the same turn.
-    """
+    """The spans of a row; what stands between completions is cut into its messages. The header that opens a completion
+    belongs to the message before it: as a part of history it opens the same turn."""
     starts, parts = [start for start, _, _ in headers], list[Span]()
     for number, span in enumerate(spans):
         inside = headers[bisect_left(starts, span.start) : bisect_left(starts, span.stop)]
@@ -112,10 +110,8 @@ def cut_at_headers(spans: Sequence[Span], headers: Sequence[RoleTurn]) -> list[S
 
 
 def origin_spans(origin: NDArray[np.uint8]) -> list[Span]:
-    """The spans of a row that has its own arrays: sampled stretches, and the stretches between them.
-
-    A row with more than ``MAX_ORIGIN_SPANS`` stretches stays one span, because the page would be all headers.
-    """
+    """The spans of a row that has its own arrays: sampled stretches, and the stretches between them. A row with more
+    than ``MAX_ORIGIN_SPANS`` stretches stays one span, because the page would be all headers."""
     n = int(origin.size)
     if not n:
         return []
@@ -131,10 +127,8 @@ def make_turns(
     spans: Iterable[tuple[int, Span]], roles: Mapping[int, Sequence[str]], findings: Sequence[DrawnFinding], row: int,
     trained_steps: frozenset[int] | None, finish_reasons: Mapping[int, str], mask: NDArray[np.bool_] | None = None,
 ) -> list[Turn]:
-    """The turns of one row, of its spans and their numbers.
-
-    ``trained_steps``: steps whose completions it trains; None: it has its own ``mask``.
-    """
+    """The turns of one row, of its spans and their numbers. ``trained_steps``: steps whose completions it trains; None:
+    it has its own ``mask``."""
     in_row = [item for item in findings if item.drawn_row == row]
     turns = []
     for number, span in spans:

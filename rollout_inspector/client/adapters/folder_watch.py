@@ -156,10 +156,8 @@ class FolderWatch:
             self._keep(key, stat, sent=stat.st_size, refused="" if is_taken else self._why)
 
     def _push_lines(self, path: Path, key: str, stat: os.stat_result, known: FileState, is_complete: bool) -> None:
-        """Push the whole lines that are new. A file that shrank or begins otherwise is another file.
-
-        Of a file that is not complete, only lines that are trajectories by themselves are pushed.
-        """
+        """Push the whole lines that are new. A file that shrank or begins otherwise is another file. Of a file that is
+        not complete, only lines that are trajectories by themselves are pushed."""
         with _opened(path) as file:
             start = known.sent
             if start > stat.st_size or (start and _head(file, start) != known.head):

@@ -17,10 +17,8 @@ _NAME = re.compile(r"train_data_step(\d{1,9})\.jsonl")
 
 
 def stream_logger(logger: Any, stream: RolloutStream | None = None, **options: Any) -> Any:
-    """Returns the logger, which streams training data from now on.
-
-    Without a ``stream``, ``options`` go to a new :class:`RolloutStream`. Raises ``TypeError`` for another object.
-    """
+    """Returns the logger, which streams training data from now on. Without a ``stream``, ``options`` go to a new
+    :class:`RolloutStream`. Raises ``TypeError`` for another object."""
     if not callable(getattr(logger, "log_batched_dict_as_jsonl", None)):
         raise TypeError(
             f"{type(logger).__name__} has no log_batched_dict_as_jsonl(). stream_logger knows NeMo RL's Logger."

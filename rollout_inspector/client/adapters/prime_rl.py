@@ -65,10 +65,8 @@ def stream_episodes(env: Any, stream: RolloutStream | None = None, **options: An
 
 
 def record(rollout: Any) -> dict[str, Any] | bytes:
-    """A rollout, trace or episode as one line: by ``to_dict`` and ``to_record``, or by ``model_dump``.
-
-    A plain mapping is written at once, because prime-rl later takes the tokens out of it.
-    """
+    """A rollout, trace or episode as one line: by ``to_dict`` and ``to_record``, or by ``model_dump``. A plain mapping
+    is written at once, because prime-rl later takes the tokens out of it."""
     if isinstance(rollout, Mapping):
         return line_of(rollout)
     record: dict[str, Any] = rollout.to_dict() if hasattr(rollout, "to_dict") else {}

@@ -82,10 +82,8 @@ def is_trajectory(line: bytes) -> bool:
 
 
 def end_of_lines(file: IO[bytes], start: int, stop: int, most: int, is_complete: bool) -> int:
-    """Where whole lines end, at most ``most`` bytes after ``start``, or after one line that is longer.
-
-    Raises :class:`PushError` for a line that the server would refuse. No more of it than that is read.
-    """
+    """Where whole lines end, at most ``most`` bytes after ``start``, or after one line that is longer. Raises
+    :class:`PushError` for a line that the server would refuse. No more of it than that is read."""
     file.seek(start)
     end = start
     while end < stop:

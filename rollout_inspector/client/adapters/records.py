@@ -27,10 +27,8 @@ def row(
     prompt_ids: Any, response_ids: Any, mask: Any, logprobs: Any = None, columns: Mapping[str, Any] | None = None,
     step_indices: Sequence[int] = (), extra: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """One training row: a prompt that is not trained, and a response ``[R]``.
-
-    ``mask``, ``logprobs`` and ``columns`` are ``[R]``. Another length is kept, and the diagnosis reports it.
-    """
+    """One training row: a prompt that is not trained, and a response ``[R]``. ``mask``, ``logprobs`` and ``columns``
+    are ``[R]``. Another length is kept, and the diagnosis reports it."""
     prompt, response = plain(prompt_ids) or [], plain(response_ids) or []
     n = len(prompt)
     record: dict[str, Any] = {
@@ -47,10 +45,8 @@ def row(
 def calls_of(
     prompt_ids: Any, response_ids: Any, sampled: Any, logprobs: Any = None, **fields: Any
 ) -> list[dict[str, Any]]:
-    """The engine calls behind a response ``[R]`` that was never encoded again: each run of ``sampled`` is one.
-
-    Each call's prompt is all that stands before it. ``fields`` are those of every step, such as ``policy_version``.
-    """
+    """The engine calls behind a response ``[R]`` that was never encoded again: each run of ``sampled`` is one. Each
+    call's prompt is all that stands before it. ``fields`` are those of every step, such as ``policy_version``."""
     prompt, response = plain(prompt_ids) or [], plain(response_ids) or []
     mask, values = plain(sampled) or [], plain(logprobs)
     calls: list[dict[str, Any]] = []
@@ -76,10 +72,8 @@ def calls_of(
 
 
 def calls_with_prompts(calls: Iterable[tuple[Any, Any, Any]], **fields: Any) -> list[dict[str, Any]]:
-    """Engine calls whose whole prompts are known: ``(prompt_ids, completion_ids, log-probabilities or None)``.
-
-    A prompt that begins with the stream of the call before is written as what it adds.
-    """
+    """Engine calls whose whole prompts are known: ``(prompt_ids, completion_ids, log-probabilities or None)``. A prompt
+    that begins with the stream of the call before is written as what it adds."""
     steps: list[dict[str, Any]] = []
     stream: list[Any] = []
     for prompt_ids, completion_ids, logprobs in calls:

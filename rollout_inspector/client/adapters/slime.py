@@ -22,10 +22,8 @@ _START = secrets.token_hex(2)
 
 
 def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:
-    """What the trainer's rollout function returns. Its samples are streamed, unless they are an evaluation's.
-
-    Raises ``ValueError`` before the first rollout without an address or a token.
-    """
+    """What the trainer's rollout function returns. Its samples are streamed, unless they are an evaluation's. Raises
+    ``ValueError`` before the first rollout without an address or a token."""
     stream = shared_stream("slime")
     output = _inner()(args, rollout_id, data_source, evaluation=evaluation)
     if not evaluation:

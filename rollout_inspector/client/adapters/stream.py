@@ -114,11 +114,8 @@ class RolloutStream:
     # -- from the trainer
 
     def send(self, records: Iterable[Any] | Mapping[str, Any], prefix: str = "", step: int | None = None) -> bool:
-        """Take records, and return at once. False = the queue was full, and they were dropped and counted.
-
-        ``records``, ``prefix`` and ``step`` are those of :meth:`push`. Lists in them must not be
-        changed afterwards.
-        """
+        """Take records, and return at once. False = the queue was full, and they were dropped and counted. ``records``,
+        ``prefix`` and ``step`` are those of :meth:`push`. Lists in them must not be changed afterwards."""
         return self.send_made(lambda: records, prefix, step)
 
     def _take(self, records: Iterable[Any] | Mapping[str, Any], prefix: str, step: int | None) -> bool:
@@ -150,10 +147,8 @@ class RolloutStream:
     def send_made(
         self, make: Callable[[], Iterable[Any] | Mapping[str, Any]], prefix: str = "", step: int | None = None
     ) -> bool:
-        """Send the records that ``make`` returns. Where it raises, the failure is logged and counted.
-
-        Adapters read the objects of a framework this way, so that a shape they do not know stops no training.
-        """
+        """Send the records that ``make`` returns. Where it raises, the failure is logged and counted. Adapters read the
+        objects of a framework this way, so that a shape they do not know stops no training."""
         try:
             return self._take(make(), prefix, step)
         except Exception as error:
@@ -389,10 +384,8 @@ class RolloutStream:
 
 
 def send_fragment(fragments: FragmentFolder, fragment: Path, url: str, token: str) -> dict[str, Any]:
-    """Push one fragment to the run of its folder, delete it, and return what the server answered.
-
-    Raises :class:`ServerError` when the server did not take it, and ``OSError`` or ``ValueError`` when it is damaged.
-    """
+    """Push one fragment to the run of its folder, delete it, and return what the server answered. Raises
+    :class:`ServerError` when the server did not take it, and ``OSError`` or ``ValueError`` when it is damaged."""
     client = Client(url, token, fragments.about["run"], tries=1, timeout=PUSH_SECONDS)
     if client.run is None:
         try:

@@ -19,10 +19,8 @@ _START = secrets.token_hex(2)
 
 
 def stream_training(train: Any, stream: RolloutStream | None = None, **options: Any) -> RolloutStream:
-    """Stream what the module ``tinker_cookbook.rl.train`` trains on. Returns the stream.
-
-    Without a ``stream``, ``options`` go to a new one. Raises ``TypeError`` for another module.
-    """
+    """Stream what the module ``tinker_cookbook.rl.train`` trains on. Returns the stream. Without a ``stream``,
+    ``options`` go to a new one. Raises ``TypeError`` for another module."""
     if not callable(getattr(train, _STEP, None)):
         raise TypeError(f"{getattr(train, '__name__', train)} has no {_STEP}. Hand over tinker_cookbook.rl.train.")
     into = stream or RolloutStream(**options)

@@ -113,9 +113,7 @@ class CauseCase:
 
 def limits_of(noise: tuple[float, float] | None) -> tuple[float, float]:
     """The mean and the 99th percentile of the absolute d up to which both sides agree; never below those of the docs.
-
-    ``noise``: the same two of an engine against itself; None = not measured.
-    """
+    ``noise``: the same two of an engine against itself; None = not measured."""
     mean, tail = noise or (0.0, 0.0)
     return max(AGREE_MEAN, NOISE_TIMES * mean), max(AGREE_TAIL, NOISE_TIMES * tail)
 

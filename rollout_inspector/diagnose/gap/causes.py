@@ -23,10 +23,8 @@ HIDDEN = ("routing_repeated", "near_context_limit", "first_token", "heavy_tokens
 
 
 def causes_of(tokens: GapTokens) -> tuple[list[Cause], dict[str, str]]:
-    """The causes of the gap of a run in the order of the rules, and the undecided ones with a sentence why.
-
-    No cause = sampler and trainer agree to rounding. The sentence says what is missing to decide a cause.
-    """
+    """The causes of the gap of a run in the order of the rules, and the undecided ones with a sentence why. No cause =
+    sampler and trainer agree to rounding. The sentence says what is missing to decide a cause."""
     if not len(tokens):
         return [], {}
     case, behind = CauseCase(tokens), CauseCase(tokens)

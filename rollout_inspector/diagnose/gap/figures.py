@@ -36,10 +36,8 @@ def trainer_column(row: Row) -> str:
 
 
 def pairs_of(row: Row, column: str = "") -> Pairs | None:
-    """The tokens of a row with both log-probabilities; None = a side is missing or of another length.
-
-    ``column``: which of the trainer's columns; empty = the first of :data:`TRAINER_LOGPROBS`.
-    """
+    """The tokens of a row with both log-probabilities; None = a side is missing or of another length. ``column``: which
+    of the trainer's columns; empty = the first of :data:`TRAINER_LOGPROBS`."""
     name = column or trainer_column(row)
     n = len(row.ids)
     if row.logprobs is None or name not in row.columns or {len(row.logprobs), len(row.columns[name])} != {n}:
@@ -178,9 +176,7 @@ def added(figures: Iterable[GapFigures]) -> GapFigures:
 
 def effective_share(figures: GapFigures) -> float | None:
     """The effective sample size of the importance ratios ``exp(d)``, as a share of the tokens. None without tokens.
-
-    ``(sum w)^2 / (n * sum w^2)`` (Kish 1965), to the precision of the buckets.
-    """
+    ``(sum w)^2 / (n * sum w^2)`` (Kish 1965), to the precision of the buckets."""
     total = square = 0.0
     for bucket, n in figures.buckets.items():
         ratio = math.exp(min(middle_of(bucket, figures.lowest, figures.highest), _MAX_LOG_RATIO))

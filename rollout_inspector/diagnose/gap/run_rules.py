@@ -267,10 +267,8 @@ def _lost_or_rounded(tokens: GapTokens) -> tuple[str, str]:
 
 
 def _jump(case: CauseCase, trend: Trend, rows: NDArray[np.int64], seen: Mask, may_fall: bool) -> int | None:
-    """From which part on all rows disagree that agreed before, of the last three; None = none.
-
-    ``may_fall``: from any part on, and later ones may fall: what was rounded away arrives when enough has gathered.
-    """
+    """From which part on all rows disagree that agreed before, of the last three; None = none. ``may_fall``: from any
+    part on, and later ones may fall: what was rounded away arrives when enough has gathered."""
     tokens, units = case.tokens, trend.units
     high = units > PART_APART * units.min(initial=np.inf)
     if not high.any():
@@ -509,10 +507,8 @@ class Trend:
     """By part ``[P]`` the absolute d over the uncertainty of tokens, which easy and hard prompts move less."""
 
     def grows(self) -> bool:
-        """Whether the gap grows from the first part to the last, and never falls back to half of what it was.
-
-        Parts that agree, before the growth begins, say nothing of its order.
-        """
+        """Whether the gap grows from the first part to the last, and never falls back to half of what it was. Parts
+        that agree, before the growth begins, say nothing of its order."""
         units = self.units
         if len(units) < MIN_STEPS or _falls_back(units):
             return False

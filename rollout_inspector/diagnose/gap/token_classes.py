@@ -67,10 +67,8 @@ class TokenClasses:
             table[[opening, closing]] = TokenClass.CONTROL
 
     def of_row(self, ids: Ids) -> NDArray[np.uint8]:
-        """The class of each token of a row ``[T]``, as :class:`TokenClass` numbers.
-
-        A token lies in a stretch when the last mark before it opens one. All ids of the row count, trained or not.
-        """
+        """The class of each token of a row ``[T]``, as :class:`TokenClass` numbers. A token lies in a stretch when the
+        last mark before it opens one. All ids of the row count, trained or not."""
         last = len(self._table) - 1
         classes: NDArray[np.uint8] = self._table[np.where((ids < 0) | (ids > last), last, ids)]
         inner = classes != TokenClass.CONTROL

@@ -151,10 +151,8 @@ class GapTokens:
 
     @cached_property
     def lag(self) -> Ints:
-        """``[N]``: by how many versions the token is older than the newest one; -1 = not recorded.
-
-        The newest one is that of the rows up to the same training step. Without steps it is that of the row.
-        """
+        """``[N]``: by how many versions the token is older than the newest one; -1 = not recorded. The newest one is
+        that of the rows up to the same training step. Without steps it is that of the row."""
         newest, steps = self.newest, self.step_of_row
         if len(steps) and steps.min() >= 0:
             _, of = np.unique(steps, return_inverse=True)
@@ -192,11 +190,8 @@ class GapCollector:
         self, value: Trajectory, rows: Iterable[tuple[int, Row]], name: str = "",
         kinds: Mapping[int, Collection[str]] | None = None,
     ) -> None:
-        """Take rows of a trajectory with their indices.
-
-        ``name``: of the trajectory on pages; empty = its external id. ``kinds``: index of a row -> the kinds of its
-        findings.
-        """
+        """Take rows of a trajectory with their indices. ``name``: of the trajectory on pages; empty = its external id.
+        ``kinds``: index of a row -> the kinds of its findings."""
         for index, row in rows:
             self._add_row(value, index, row, name or value.external_id, frozenset((kinds or {}).get(index, ())))
 
@@ -287,9 +282,7 @@ def _told(extra: Mapping[str, Any], more: Mapping[str, Any], key: str) -> Any:
 
 def _in_order(versions: Sequence[str]) -> tuple[Ints, list[str]]:
     """For each number of a version its place in order ``[V + 1]`` (the last stands for -1), and the ordered versions.
-
-    Versions that end with a number are ordered by it, if all do; else they stay in order of appearance.
-    """
+    Versions that end with a number are ordered by it, if all do; else they stay in order of appearance."""
     numbers = [_last_number(version) for version in versions]
     numbers_known = [n for n in numbers if n is not None]
     order = (

@@ -53,9 +53,7 @@ class DamageCase:
 
     def weights(self, scores: Sequence[Floats]) -> tuple[list[Values], dict[int, list[Values]], list[Values]]:
         """For each sequence ``[T]`` the weights of what was sampled; by finding those of the rows minus these; of rows.
-
-        ``scores``: the model's log-probabilities of each sequence. They stand for what the trainer's columns lack.
-        """
+        ``scores``: the model's log-probabilities of each sequence. They stand for what the trainer's columns lack."""
         sampled, difference = ([np.zeros(len(ids)) for ids in self.sequences] for _ in range(2))
         for row, n in self.sampled:
             sampled[n] += (weights := _weights(row, self.rule, scores[n]))
@@ -191,9 +189,7 @@ def _causes(
     findings: Sequence[FindingPlaces],
 ) -> tuple[Ids, ...]:
     """The finding that marks a token, of several the one of fewest tokens; else the nearest before it; else the first.
-
-    Notes explain nothing.
-    """
+    Notes explain nothing."""
     marks: list[tuple[int, Ids, int]] = []
     for number, finding in enumerate(findings, start=1):
         if finding.severity == Severity.INFO:

@@ -85,9 +85,7 @@ class WeightSums:
         findings: Sequence[FindingPlaces] = (),
     ) -> TrajectoryWeights:
         """Count a trajectory. ``rows``: those that a trainer would read, its stored ones or a strategy's.
-
-        ``advantage``: for rows without a column of advantages.
-        """
+        ``advantage``: for rows without a column of advantages."""
         total, of_rows = _none(), {n: _none() for n in range(len(rows))}
         at = {n: self._marked(trajectory, rows, n, findings) for n in range(len(rows))}
         sums_by_group: dict[str, Sums] = defaultdict(_none)

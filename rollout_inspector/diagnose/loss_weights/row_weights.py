@@ -32,10 +32,8 @@ def advantage_column(row: Row) -> str:
 
 
 def loss_inputs(row: Row, advantage: float | None = None) -> LossInputs | None:
-    """What a loss reads of a row; None = the loss mask has another length than the ids.
-
-    ``advantage``: of the whole trajectory, for a row without a column of its own.
-    """
+    """What a loss reads of a row; None = the loss mask has another length than the ids. ``advantage``: of the whole
+    trajectory, for a row without a column of its own."""
     n = len(row.ids)
     if len(row.loss_mask) != n:
         return None

@@ -26,10 +26,8 @@ class RowWeights:
     """What a rule makes of the trained tokens of a row. All arrays are ``[n]``."""
 
     values: Values
-    """The weights before the mean, or as a rule returns them what the advantage is multiplied by.
-
-    0 = the token has no gradient. NaN = not decidable.
-    """
+    """The weights before the mean, or as a rule returns them what the advantage is multiplied by. 0 = the token has no
+    gradient. NaN = not decidable."""
     clipped: Flags  # The clip or the cap changed the factor.
     masked: Flags  # The rule took the token out.
 

@@ -16,10 +16,8 @@ _INSIDE = re.compile(rb'["\\]')
 
 
 def elements(pieces: Iterable[bytes], limit: int) -> Iterator[bytes | None]:
-    """The bytes of each element of an array, None for an element longer than ``limit`` bytes.
-
-    ``pieces`` may be cut anywhere. An element without an end, and what follows the array, come as they are.
-    """
+    """The bytes of each element of an array, None for an element longer than ``limit`` bytes. ``pieces`` may be cut
+    anywhere. An element without an end, and what follows the array, come as they are."""
     buffer = _Held(limit)
     depth, start, count, ended = 0, 0, 0, False
     for piece, at, byte, depth in _marks(pieces):
@@ -46,10 +44,8 @@ def elements(pieces: Iterable[bytes], limit: int) -> Iterator[bytes | None]:
 
 
 def objects(pieces: Iterable[bytes], limit: int) -> Iterator[bytes | None]:
-    """The bytes of each object at the top of a file, None for an object longer than ``limit`` bytes.
-
-    ``pieces`` may be cut anywhere. What is no object comes with the object behind it, or at the end.
-    """
+    """The bytes of each object at the top of a file, None for an object longer than ``limit`` bytes. ``pieces`` may be
+    cut anywhere. What is no object comes with the object behind it, or at the end."""
     buffer = _Held(limit)
     start = 0
     for piece, at, byte, depth in _marks(pieces):
@@ -88,10 +84,8 @@ class _Held:
 
 
 def _marks(pieces: Iterable[bytes]) -> Iterator[tuple[bytes, int, int, int]]:
-    """Piece, position, byte and depth of each bracket outside strings that leaves a depth of 0 or 1.
-
-    The same for each comma at these depths. The end of each piece comes as byte 0.
-    """
+    """Piece, position, byte and depth of each bracket outside strings that leaves a depth of 0 or 1. The same for each
+    comma at these depths. The end of each piece comes as byte 0."""
     depth, in_string, skip = 0, False, False
     for piece in filter(None, pieces):
         at, skip = int(skip), False  # the backslash was the last byte of the piece before

@@ -22,10 +22,8 @@ class LinePlace(NamedTuple):
 
 
 def line_places(raw: BinaryIO, start: int, number: int, size: int) -> Iterator[LinePlace]:
-    """The lines from byte ``start`` on. Holes of a sparse file are jumped over, and end lines.
-
-    ``number``: of the first line. ``size``: bytes of the file, behind which nothing is read.
-    """
+    """The lines from byte ``start`` on. Holes of a sparse file are jumped over, and end lines. ``number``: of the first
+    line. ``size``: bytes of the file, behind which nothing is read."""
     while start < size:
         try:
             at = os.lseek(raw.fileno(), start, os.SEEK_DATA)

@@ -78,10 +78,8 @@ def _add_line(session: Session, value: dict[str, Any]) -> None:
 def steps_of(
     request: Mapping[str, Any], response: Mapping[str, Any], extra: dict[str, Any], version: str = ""
 ) -> Iterator[Step]:
-    """The steps of one call of an OpenAI-compatible server, one for each choice. Raises :class:`BadLine`.
-
-    ``extra``: further fields of every step. ``version``: the policy version, where no choice tells its own.
-    """
+    """The steps of one call of an OpenAI-compatible server, one for each choice. Raises :class:`BadLine`. ``extra``:
+    further fields of every step. ``version``: the policy version, where no choice tells its own."""
     choices = shapes.sequence(response.get("choices"), "response.choices")
     if not choices:
         raise BadLine("response.choices is empty: the call has no answer.")
@@ -157,11 +155,8 @@ def _request(request: Mapping[str, Any]) -> Request | None:
 
 
 def _completion(choice: Mapping[str, Any], where: str) -> tuple[Ids, Floats | None, dict[str, Any], Any]:
-    """Ids, logprobs, alternatives and what the logprobs call each token.
-
-    The ids are ``token_ids``, or those of tokens that the logprobs name by their ids (``token_id:123`` of vLLM,
-    ``token_id`` or ``id`` beside the text).
-    """
+    """Ids, logprobs, alternatives and what the logprobs call each token. The ids are ``token_ids``, or those of tokens
+    that the logprobs name by their ids (``token_id:123`` of vLLM, ``token_id`` or ``id`` beside the text)."""
     logprobs_field = choice.get("logprobs")
     entries: Sequence[Any] | None = None
     values: Any = None

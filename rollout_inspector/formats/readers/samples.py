@@ -109,10 +109,8 @@ _OUTCOMES = ("rewards", "truncated")
 
 
 def _experience(value: Any, number: int) -> list[Trajectory]:
-    """The sequences of an experience, a batch or one. The values of actions stand at the end of a sequence.
-
-    An action mask is as long as the response, or one shorter than the sequence: both end where the sequence ends.
-    """
+    """The sequences of an experience, a batch or one. The values of actions stand at the end of a sequence. An action
+    mask is as long as the response, or one shorter than the sequence: both end where the sequence ends."""
     rows = shapes.rows_of_batch(value, number, "sequences", _EXPERIENCE, _OUTCOMES)
     return [_sequence(fields, name, extra) for name, fields, extra in rows]
 

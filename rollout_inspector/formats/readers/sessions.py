@@ -224,10 +224,8 @@ class _Index:
 def _sessions_of_lines(
     source: Source, session_id: SessionId, note: Callable[[SourceLine], object] = lambda _: None
 ) -> NDArray[np.int64]:
-    """``[lines]``: a number for the session of each line. A line that names none is a session by itself.
-
-    Memory holds one hash for each line. ``note`` is called with each line.
-    """
+    """``[lines]``: a number for the session of each line. A line that names none is a session by itself. Memory holds
+    one hash for each line. ``note`` is called with each line."""
     keys, nameless = array("q"), array("q")
     for line in source.lines():
         note(line)

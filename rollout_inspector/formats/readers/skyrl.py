@@ -95,10 +95,8 @@ class _Element:
         return runs[0][0], runs[-1][1]
 
     def rewards_end(self, last: _Element) -> bool:
-        """Whether its rewards are as long as the response, and 0 but for the last token of the ``last`` step.
-
-        One number for each step may also be that of the last step, written to all.
-        """
+        """Whether its rewards are as long as the response, and 0 but for the last token of the ``last`` step. One
+        number for each step may also be that of the last step, written to all."""
         rewards, is_last = self.token_rewards, self is last
         if rewards is None and self.reward not in (None, 0, last.reward):
             self.token_rewards = np.zeros(len(self.response), np.float32)

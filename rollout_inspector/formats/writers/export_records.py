@@ -60,11 +60,8 @@ def _from(values: list[Any] | None, start: int) -> list[Any] | None:
 
 
 def verl(trajectory: Trajectory, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-    """``AgentLoopOutput``: ``metrics`` is required there, and all of its fields have defaults.
-
-    ``num_turns`` counts user, assistant and tool turns: verl counts one before each call. It is left out when no call
-    is known.
-    """
+    """``AgentLoopOutput``: ``metrics`` is required there, and all of its fields have defaults. ``num_turns`` counts
+    user, assistant and tool turns: verl counts one before each call. It is left out when no call is known."""
     n_turns = trajectory.extra.get("num_turns")
     for n, row in enumerate(rows):
         at = split_of(row)

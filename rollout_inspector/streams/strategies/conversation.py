@@ -17,9 +17,7 @@ from rollout_inspector.streams.trajectory import Message, Step
 
 def segments(steps: Sequence[Step]) -> list[ConversationSegment]:
     """The steps, cut where a request does not continue the request before: history was rewritten, or a branch begins.
-
-    Raises :class:`StrategyRefused` where messages are missing.
-    """
+    Raises :class:`StrategyRefused` where messages are missing."""
     if not steps:
         raise StrategyRefused("The trajectory holds rows alone; a strategy is replayed over steps.")
     if steps[0].request is None:
@@ -43,10 +41,8 @@ def segments(steps: Sequence[Step]) -> list[ConversationSegment]:
 
 
 def for_template(segment: ConversationSegment, context: Context) -> list[ConversationSegment]:
-    """The segment with the arguments that the template takes and the date of the record.
-
-    If the date is not known, there are two segments: only rows that are the same under both hold no invented date.
-    """
+    """The segment with the arguments that the template takes and the date of the record. If the date is not known,
+    there are two segments: only rows that are the same under both hold no invented date."""
     step, request = segment.turns[0].step, segment.turns[0].step.request
     assert request is not None
     dated = kwargs_of_record(step, request, context.renderer, context.codec)

@@ -64,10 +64,8 @@ class SharedRenders:
         """The form of a call's arguments that the chat template takes; None = no call was rendered yet."""
 
     def remember(self, key: Any, make: Callable[[], T]) -> T:
-        """The value under a key; ``make`` is called where there is none. A refusal is kept too.
-
-        At most ``MAX_REMEMBERED`` values are kept, because keys may hold the id of a single call.
-        """
+        """The value under a key; ``make`` is called where there is none. A refusal is kept too. At most
+        ``MAX_REMEMBERED`` values are kept, because keys may hold the id of a single call."""
         values = self._values
         value = values.get(key)
         if value is not None:

@@ -341,10 +341,8 @@ class Reconcile(Rendering):
 
 
 class RenderedPrompts(KeepsSteps, Rendering):
-    """What an engine reads that is asked for messages: each prompt is rendered. Rows follow from the steps.
-
-    Nobody launches it, so it is in no registry: it tells what a recorded trajectory becomes under another template.
-    """
+    """What an engine reads that is asked for messages: each prompt is rendered. Rows follow from the steps. Nobody
+    launches it, so it is in no registry: it tells what a recorded trajectory becomes under another template."""
 
     slug = "rendered"
 

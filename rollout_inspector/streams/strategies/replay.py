@@ -60,10 +60,8 @@ def replay(trajectory: Trajectory, strategy: New, context: Context) -> StrategyR
 def replay_many(
     trajectories: Iterable[Trajectory], strategies: Sequence[New], context: Context
 ) -> Generator[list[StrategyResult]]:
-    """For each trajectory, what :func:`replay` returns for each strategy.
-
-    If the renderer can prefetch, the renders of a batch are made in one call while the batch before is replayed.
-    """
+    """For each trajectory, what :func:`replay` returns for each strategy. If the renderer can prefetch, the renders of
+    a batch are made in one call while the batch before is replayed."""
     context = replace(context, repr_of=_ReprCache())
     renderer = context.renderer
     if not isinstance(renderer, Foresees):

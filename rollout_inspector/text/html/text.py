@@ -107,11 +107,8 @@ def bytes_text_html(data: bytes, spaces: bool = False) -> str:
 
 
 def split_fragments(pieces: Sequence[bytes]) -> list[tuple[str, bool, bool]]:
-    """How each token of split characters is drawn: a character stands in the token of its first byte.
-
-    The HTML; whether a character starts in this token and goes on in the next; whether one ends here that started in
-    an earlier token.
-    """
+    """How each token of split characters is drawn: a character stands in the token of its first byte. The HTML; whether
+    a character starts in this token and goes on in the next; whether one ends here that started in an earlier token."""
     edges = np.cumsum([0, *(len(piece) for piece in pieces)])
     html = [""] * len(pieces)
     opens, closes = [False] * len(pieces), [False] * len(pieces)

@@ -163,18 +163,14 @@ class TokenPainter:
         self._stretches: dict[tuple[int, ...], list[str]] = {}
 
     def window(self, tokens: Tokens, marks: Marks = NO_MARKS, margin: tuple[int, int] = (0, 0)) -> Html:
-        """One element per token, in order, with nothing between.
-
-        ``margin``: tokens at each end that complete characters across the edge, and are not drawn.
-        """
+        """One element per token, in order, with nothing between. ``margin``: tokens at each end that complete
+        characters across the edge, and are not drawn."""
         whole = (tokens.start + margin[0], tokens.start + len(tokens) - margin[1])
         return self.windows(tokens, [whole], marks)[0]
 
     def windows(self, tokens: Tokens, spans: Ranges, marks: Marks = NO_MARKS) -> list[Html]:
-        """:meth:`window` of each of the rising ``spans`` of row offsets, at least one, which do not overlap.
-
-        Tokens outside of them complete characters, and are not drawn.
-        """
+        """:meth:`window` of each of the rising ``spans`` of row offsets, at least one, which do not overlap. Tokens
+        outside of them complete characters, and are not drawn."""
         spans = [(a - tokens.start, b - tokens.start) for a, b in spans]
         starts, (first, end) = {a for a, b in spans if a < b}, (spans[0][0], spans[-1][1])
         state = self._states(tokens, marks, logprob=True)
@@ -362,10 +358,8 @@ class _Text:
 
 
 def _block_cuts(text: _Text, parts: Ranges, size: int) -> list[list[int]]:
-    """The ends of the blocks of each part, except the last: after a line end, because a block breaks the line.
-
-    Never in a character. Only a line of more than ``MAX_LINE_BLOCKS`` blocks is cut where it has no end.
-    """
+    """The ends of the blocks of each part, except the last: after a line end, because a block breaks the line. Never in
+    a character. Only a line of more than ``MAX_LINE_BLOCKS`` blocks is cut where it has no end."""
     lengths = np.diff(text.ends)
     data = np.frombuffer(text.data + b"\0", np.uint8)
     ends_line = ((lengths > 0) & (data[text.ends[1:] - 1] == ord("\n"))).tobytes()

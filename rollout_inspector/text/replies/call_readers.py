@@ -26,9 +26,7 @@ _known: dict[tuple[str, str, bool], Way] = {}
 
 def way_of(tokenizer: Any, renderer: Renderer) -> Way:
     """How calls are read when no parser is named. ``tokenizer`` is a ``LoadedTokenizer`` of a configured model.
-
-    ``transformers`` loads it into this process, where nothing limits what a stranger's tokenizer does.
-    """
+    ``transformers`` loads it into this process, where nothing limits what a stranger's tokenizer does."""
     return _kept(tokenizer, renderer, True)
 
 
@@ -57,10 +55,8 @@ def _found(tokenizer: Any, renderer: Renderer, is_configured: bool) -> Way:
 
 
 def _begins_alike(tokenizer: Any, renderer: Renderer) -> bool:
-    """Whether the response template finds where a turn begins in the prompts of this chat template.
-
-    If the chat template is not the tokenizer's own, it may take the prompt for a part of the answer.
-    """
+    """Whether the response template finds where a turn begins in the prompts of this chat template. If the chat
+    template is not the tokenizer's own, it may take the prompt for a part of the answer."""
     try:
         prompt = renderer.render_ids(Conversation([{"role": "user", "content": "Hello?"}], add_generation_prompt=True))
     except RenderFailed:
@@ -76,8 +72,6 @@ def form_of(tokenizer: Any, renderer: Renderer) -> Way:
 
 
 def parser_of(tokenizer: Any, renderer: Renderer) -> Parse:
-    """The parser of replies for any tokenizer. It reads calls in the form that the chat template writes.
-
-    A response template of the tokenizer is not used: it is a program that would run in this process.
-    """
+    """The parser of replies for any tokenizer. It reads calls in the form that the chat template writes. A response
+    template of the tokenizer is not used: it is a program that would run in this process."""
     return parser(tokenizer, tokenizer.stop_ids, form_of(tokenizer, renderer)[0])

@@ -22,10 +22,8 @@ _THINK = re.compile(r"^\s*<think>(.*?)</think>\s*", re.DOTALL)
 
 
 def parser(tokenizer: Any, stop_ids: frozenset[int], read: Reader | None = None) -> Parse:
-    """Returns a parser that reads calls by ``read``. Without ``read`` the tokenizer's own response parsing is used.
-
-    A tokenizer without one gets :func:`plain`. ``tokenizer`` is a transformers tokenizer; with ``read``, any codec.
-    """
+    """Returns a parser that reads calls by ``read``. Without ``read`` the tokenizer's own response parsing is used. A
+    tokenizer without one gets :func:`plain`. ``tokenizer`` is a transformers tokenizer; with ``read``, any codec."""
     template = _compiled(getattr(tokenizer, "response_template", None)) if read is None else None
 
     def parse(prompt_ids: Ids, completion_ids: Ids, tools: Tools = None) -> dict[str, Any]:

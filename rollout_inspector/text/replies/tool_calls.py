@@ -88,10 +88,8 @@ def _tools() -> list[dict[str, Any]]:
 
 
 def as_written(renderer: Renderer, calls: Calls) -> str | None:
-    """What the template writes for a turn with these calls, without the turn's beginning and without thoughts.
-
-    None when the template refuses the calls.
-    """
+    """What the template writes for a turn with these calls, without the turn's beginning and without thoughts. None
+    when the template refuses the calls."""
     user = {"role": "user", "content": "How high is it?"}
     for content in ("", None):
         try:

@@ -28,10 +28,8 @@ def size_limit(name: str) -> int:
 
 
 def tokenizer_folder(path: str | Path) -> Path:
-    """The folder that holds tokenizer.json, from the path of the folder or of the file.
-
-    Raises :class:`TokenizerUnusable` when there is none.
-    """
+    """The folder that holds tokenizer.json, from the path of the folder or of the file. Raises
+    :class:`TokenizerUnusable` when there is none."""
     path = Path(path)
     folder = path.parent if path.name == "tokenizer.json" else path
     if not folder.is_dir():

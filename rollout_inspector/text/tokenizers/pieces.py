@@ -76,10 +76,8 @@ class PieceEncoder:
         return np.concatenate([head, *encoded])
 
     def _remember(self, text: str, ids: Ids, pieces: Sequence[str]) -> None:
-        """Keep the last place at which every text with this beginning is cut, no matter what follows.
-
-        A longer control token that begins before this place would have to end within the text that was seen.
-        """
+        """Keep the last place at which every text with this beginning is cut, no matter what follows. A longer control
+        token that begins before this place would have to end within the text that was seen."""
         end, n_ids = len(text), len(ids)
         for index in range(len(pieces) - 1, 0, -1):
             end -= len(pieces[index])

@@ -80,10 +80,8 @@ def _check_content(folder: Path) -> list[str]:
 
 
 def examined(folder: Path) -> LoadedTokenizer:
-    """The tokenizer of a folder that nobody has checked yet, after it has encoded a word.
-
-    Two are examined at a time. Raises :class:`TokenizerUnusable` with what is wrong with it.
-    """
+    """The tokenizer of a folder that nobody has checked yet, after it has encoded a word. Two are examined at a time.
+    Raises :class:`TokenizerUnusable` with what is wrong with it."""
     with limited.VALIDATIONS.one():
         tokenizer = load(folder, limited.CHECKED_NICE)
         tokenizer.fastest()

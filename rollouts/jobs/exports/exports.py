@@ -258,10 +258,8 @@ def cut(job: Job, beat: Beat) -> list[dict[str, int]]:
 
 
 def do_shard(job: Job, beat: Beat) -> dict[str, Any]:
-    """Write the trajectories of a job to its file, or those of a shard to a part of the file.
-
-    Returns the column with what is told of it in the end.
-    """
+    """Write the trajectories of a job to its file, or those of a shard to a part of the file. Returns the column with
+    what is told of it in the end."""
     whole = job.whole or job
     assert whole.run is not None
     draft, plan = draft_of(job), ExportOptions(**whole.options)
@@ -366,10 +364,8 @@ def key_of(job: Job) -> str:
 
 
 def drop_files() -> None:
-    """Remove files that are no longer offered: they expired, their run was deleted, or their worker was lost.
-
-    Raises :class:`rollouts.store.files.StorageDown`.
-    """
+    """Remove files that are no longer offered: they expired, their run was deleted, or their worker was lost. Raises
+    :class:`rollouts.store.files.StorageDown`."""
     stored = {file.key.split("/")[1] for file in files.listed("exports/")}  # before asking which of them are needed
     drafts = list(drafts_folder().iterdir())
     attempts = files_in_use()

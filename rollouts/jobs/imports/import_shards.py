@@ -47,10 +47,8 @@ STORE_ATTEMPTS = 5  # Two workers may store the same id in one moment. One of th
 
 
 def cut(job: Job, beat: Beat) -> list[dict[str, Any]]:
-    """The options of each shard of an import: the pieces that it reads, and its range of indices.
-
-    A piece is a whole file or a part of one. Small files come together. Empty if one worker is to read all.
-    """
+    """The options of each shard of an import: the pieces that it reads, and its range of indices. A piece is a whole
+    file or a part of one. Small files come together. Empty if one worker is to read all."""
     run = find_run(templates=True, jobs=job)
     if run is None or not is_active(run) or imported(run)["files"] or run.n_trajectories:
         return []

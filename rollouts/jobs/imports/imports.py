@@ -148,10 +148,8 @@ def cancel(job: Job) -> None:
 
 
 def left_of(run: models.Run) -> Job | None:
-    """The job of an import that broke off, if the files that it had not read are still there.
-
-    Raises :class:`rollouts.store.files.StorageDown`.
-    """
+    """The job of an import that broke off, if the files that it had not read are still there. Raises
+    :class:`rollouts.store.files.StorageDown`."""
     if run.status != models.Run.Status.FAILED:
         return None
     job = failed_import_of(run)

@@ -60,9 +60,7 @@ def resolve(
     parts: Sequence[NamedPart], renamed: Iterable[int], load: Callable[[list[int]], Mapping[int, Named]]
 ) -> Names:
     """The names of all trajectories whose ids occur more than once, and of those that are stored under another id.
-
-    ``renamed``: the places of these. ``load`` returns what the files say at places.
-    """
+    ``renamed``: the places of these. ``load`` returns what the files say at places."""
     hashes: NDArray[np.uint64] = np.array([part_hash for part in parts for part_hash in part.hashes], dtype=np.uint64)
     values, counts = np.unique(hashes, return_counts=True)
     recorded: dict[int, Named] = {}

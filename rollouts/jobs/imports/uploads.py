@@ -47,9 +47,7 @@ def read_in_place(paths: Sequence[Path], run: models.Run) -> list[str]:
 
 def file_of(key: str) -> Path | Source:
     """The file of a key: a path of this machine, or a source that reads the storage. Raises :class:`StorageDown`.
-
-    Reading a source whose file is gone raises :class:`FileRefused`.
-    """
+    Reading a source whose file is gone raises :class:`FileRefused`."""
     if (link := _link(key)).is_symlink():
         return link.readlink()
     name = key.rpartition("/")[2]

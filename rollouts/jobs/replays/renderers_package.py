@@ -48,10 +48,8 @@ PROBES: tuple[tuple[list[Message], list[dict[str, Any]] | None], ...] = (
 
 
 def bridges_of(tokenizer: LoadedTokenizer, renderer: Renderer) -> Callable[[Mapping[str, Any]], Extends]:
-    """Returns a function from template kwargs to the object that extends streams of a tokenizer and a chat template.
-
-    A process searches once. Calling the function raises :class:`StrategyRefused` with a sentence.
-    """
+    """Returns a function from template kwargs to the object that extends streams of a tokenizer and a chat template. A
+    process searches once. Calling the function raises :class:`StrategyRefused` with a sentence."""
 
     def bridge(kwargs: Mapping[str, Any]) -> Extends:
         key = (tokenizer.sha256, renderer.chat_template_sha256, repr(sorted(kwargs.items(), key=repr)))

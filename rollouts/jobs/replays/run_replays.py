@@ -78,10 +78,8 @@ def cut(job: Job, beat: Beat) -> list[dict[str, int]]:
 
 
 def do_shard(job: Job, beat: Beat) -> dict[str, Any]:
-    """Replay every strategy over the trajectories that the options of a job or of a shard name.
-
-    Returns the columns to store at its end: the report, and the number of trajectories.
-    """
+    """Replay every strategy over the trajectories that the options of a job or of a shard name. Returns the columns to
+    store at its end: the report, and the number of trajectories."""
     run, first, last = run_of_job(job), *range_of(job)
     if job.report is None or job.report["key"] != run_key(run):
         job.report, job.reached = new_report(run, first, last), first - 1

@@ -67,9 +67,7 @@ def ask(
     trajectory: StoredTrajectory, again: bool = False, user: Any = None, repair: bool = False
 ) -> tuple[Replay, bool]:
     """The replay of a trajectory, and whether a worker has to be sent for it. ``again`` retries one that did not end.
-
-    ``repair``: it is also replayed under the repaired chat template, which is searched for first.
-    """
+    ``repair``: it is also replayed under the repaired chat template, which is searched for first."""
     key = key_of(trajectory)
     with transaction.atomic():
         replay, created = replay_of(trajectory, key)
@@ -140,10 +138,8 @@ def _replayed(record: StoredTrajectory) -> list[StrategyResult]:
 
 
 def _repaired(record: StoredTrajectory, job: Job, beat: Beat) -> tuple[dict[str, Any], list[StrategyResult]]:
-    """The trajectory under the smallest of the repairs with the fewest rows; ``refused`` says why there is none.
-
-    The repairs are those of the check of its chat template with the tools of the first request.
-    """
+    """The trajectory under the smallest of the repairs with the fewest rows; ``refused`` says why there is none. The
+    repairs are those of the check of its chat template with the tools of the first request."""
     (value,), run = load_trajectories([record]), record.run
     request = value.steps[0].request
     recorded = next((step.chat_template_sha256 for step in value.steps if step.chat_template_sha256), "")

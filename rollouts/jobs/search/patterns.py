@@ -36,10 +36,8 @@ class Pattern:
     """What is looked for."""
 
     find: Callable[[TokenBuffer, ByteTable | None, int], Iterator[Range]]
-    """The ranges ``[start, stop)`` of the buffer that match and start at the number or later, in order.
-
-    A range may lie across two blocks, which no stream holds: the caller leaves it out. It may raise
-    ``PatternTooSlow``."""
+    """The ranges ``[start, stop)`` of the buffer that match and start at the number or later, in order. A range may lie
+    across two blocks, which no stream holds: the caller leaves it out. It may raise ``PatternTooSlow``."""
     carry: int  # How many tokens before a break a match can begin, so that it still ends behind the break.
     needs_text: bool = True  # Nothing can be found without the bytes of the tokens.
     shares_tokens: bool = True  # Two results may have tokens in common.

@@ -39,10 +39,8 @@ class SearchQuestion:
 
     @classmethod
     def read(cls, by: str, text: str, filters: TrajectoryFilters | None = None) -> SearchQuestion:
-        """Raises :class:`Refusal` with a sentence.
-
-        Without a text it asks for the findings of the kind that ``filters`` names.
-        """
+        """Raises :class:`Refusal` with a sentence. Without a text it asks for the findings of the kind that ``filters``
+        names."""
         filters = filters or TrajectoryFilters()
         if by == "finding" and text.strip():
             filters, text = filters.model_copy(update={"kind": text.strip()}), ""

@@ -280,10 +280,8 @@ def _text(table: ByteTable | None, ids: Ids) -> str:
 def find_in_row(
     trajectory: StoredTrajectory, row: StoredRow, question: SearchQuestion, table: ByteTable | None, limit: int
 ) -> tuple[list[tuple[int, int]], bool]:
-    """The ranges of one row that match, and whether these are all.
-
-    Raises :class:`Refusal` for what is not looked for in tokens, and :class:`PatternTooSlow`.
-    """
+    """The ranges of one row that match, and whether these are all. Raises :class:`Refusal` for what is not looked for
+    in tokens, and :class:`PatternTooSlow`."""
     pattern = question.pattern
     if pattern is None:
         raise Refusal("A row is searched by text, ids or regex.")

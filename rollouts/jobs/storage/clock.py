@@ -20,11 +20,8 @@ MAX_PAUSE_SECONDS = 24 * 3600  # A tenth of the gap passes before something is d
 
 
 def fault_of_clock(note: bool = False) -> str:
-    """Why nothing may be deleted by its age now, as sentences; empty = the clock is believed.
-
-    ``note``: write down that a sweep was here. Raises what the database raises, and
-    :class:`rollouts.store.files.StorageDown`.
-    """
+    """Why nothing may be deleted by its age now, as sentences; empty = the clock is believed. ``note``: write down that
+    a sweep was here. Raises what the database raises, and :class:`rollouts.store.files.StorageDown`."""
     offset = clock_offset()
     if offset is not None and abs(offset) > MAX_OFFSET_SECONDS:
         way = "ahead of" if offset > 0 else "behind"

@@ -50,9 +50,7 @@ def plan(
     days: int | None = None, n_bytes: int | None = None, project: Project | None = None, now: datetime | None = None
 ) -> RetentionPlan:
     """Runs go whose last change is over ``days`` ago, and the oldest ones while the token arrays of all are larger.
-
-    None = everything is kept. ``project``: only its runs count and go. Two queries; nothing is changed.
-    """
+    None = everything is kept. ``project``: only its runs count and go. Two queries; nothing is changed."""
     now = now or timezone.now()
     sizes = segment_bytes(project)
     plan = RetentionPlan()

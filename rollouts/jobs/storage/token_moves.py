@@ -38,10 +38,8 @@ def do_job(job: Job, beat: Beat) -> None:
 
 
 def gather() -> None:
-    """Send a job for each run that has ended, or was diagnosed, since its arrays were last moved into segments.
-
-    Steps that are stored one by one, and small batches, are in the database first: a file for each would be millions.
-    """
+    """Send a job for each run that has ended, or was diagnosed, since its arrays were last moved into segments. Steps
+    that are stored one by one, and small batches, are in the database first: a file for each would be millions."""
     for run in runs_to_gather(KIND.slug):
         job, is_new = ask_job(run, KIND.slug, {"to": "segments"}, run.created_by)
         if is_new:

@@ -47,10 +47,8 @@ class EngineProcess(EngineOwner):
 
 
 class _ProcessLife:
-    """One process, from its start to its end. One thread reads what comes back, another writes what is asked.
-
-    The process reads between two steps, so the writing thread may wait for it. The threads that ask never wait.
-    """
+    """One process, from its start to its end. One thread reads what comes back, another writes what is asked. The
+    process reads between two steps, so the writing thread may wait for it. The threads that ask never wait."""
 
     def __init__(self, owner: EngineProcess) -> None:
         self._owner = owner

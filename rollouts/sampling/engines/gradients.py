@@ -83,10 +83,8 @@ def _measured(case: DamageCase, model: Any, parameters: Sequence[Tensor], layers
 def _gradients(
     case: DamageCase, model: Any, parameters: Sequence[Tensor], kept: Sequence[Tensor], weights: Sequence[Sequence[Any]]
 ) -> list[list[Tensor]]:
-    """For each list of weights, ``[T]`` of each sequence, the gradient of the weighted log-probabilities.
-
-    ``kept``: the log-probabilities of each sequence, with their graph where there was memory for it.
-    """
+    """For each list of weights, ``[T]`` of each sequence, the gradient of the weighted log-probabilities. ``kept``: the
+    log-probabilities of each sequence, with their graph where there was memory for it."""
     sums = [[torch.zeros_like(parameter) for parameter in parameters] for _ in weights]
     for n, ids in enumerate(case.sequences):
         used = [k for k, of_sequences in enumerate(weights) if of_sequences[n].any()]

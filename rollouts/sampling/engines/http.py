@@ -57,10 +57,8 @@ def check_host(url: str, allowed_hosts: Collection[str]) -> str:
 
 
 class HttpEngine(ABC):
-    """Base of the engines that ask a server. Each request is one asyncio task; ``step`` runs the loop for a moment.
-
-    A subclass asks for one completion in :meth:`_ask` and drops one in :meth:`_drop`.
-    """
+    """Base of the engines that ask a server. Each request is one asyncio task; ``step`` runs the loop for a moment. A
+    subclass asks for one completion in :meth:`_ask` and drops one in :meth:`_drop`."""
 
     name = "http"
     logprobs_mode = "raw"
@@ -195,10 +193,8 @@ class HttpEngine(ABC):
 
     @abstractmethod
     def _scoring(self, ids: Ids) -> tuple[str, Any, Callable[[Any], Sequence[Any] | None]]:
-        """How a stream is scored: an address, a body, and what reads the values ``[T]`` of the answer.
-
-        Where the answer holds no values, reading returns None or raises ``KeyError``, ``TypeError`` and the like.
-        """
+        """How a stream is scored: an address, a body, and what reads the values ``[T]`` of the answer. Where the answer
+        holds no values, reading returns None or raises ``KeyError``, ``TypeError`` and the like."""
 
     async def _drop(self, request_id: str) -> None:  # noqa: B027  closing the connection is enough for most
         """Tell the server that the completion is no longer wanted, where closing the connection does not."""

@@ -79,10 +79,8 @@ class Generation:
         cls, request_id: str, ids: Sequence[int], logprobs: Sequence[float], finish: Any, stop: Any, cached: int = 0,
         alternatives: tuple[Ids, Floats] | None = None, engine_fields: Mapping[str, Any] | None = None,
     ) -> Generation:
-        """A completion from lists, and from reasons of any type; None = the engine names no reason.
-
-        ``engine_fields``: fields of vLLM or SGLang, of which ``TOLD`` are kept.
-        """
+        """A completion from lists, and from reasons of any type; None = the engine names no reason. ``engine_fields``:
+        fields of vLLM or SGLang, of which ``TOLD`` are kept."""
         finish, stop = ("" if value is None else str(value) for value in (finish, stop))
         floats, sampled = np.asarray(logprobs, dtype=np.float32), ids_array(ids)
         fields = {name: value for name in TOLD if (value := (engine_fields or {}).get(name)) is not None}
@@ -109,11 +107,8 @@ class Engine(Protocol):
         """Take a request, at any time. Raises :class:`RequestRefused`."""
 
     def step(self) -> list[Generation]:
-        """Let every live request grow, and return the generations that finished.
-
-        Raises :class:`RequestRefused` with its ``request_id`` when a server refuses a request late. Every other
-        exception means that the engine is lost.
-        """
+        """Let every live request grow, and return the generations that finished. Raises :class:`RequestRefused` with
+        its ``request_id`` when a server refuses a request late. Every other exception means that the engine is lost."""
 
     def abort(self, request_id: str) -> None:
         """Drop a request; no generation is returned for it. An unknown or finished id is ignored."""

@@ -104,9 +104,7 @@ class TransformersEngine:
     @torch.inference_mode()
     def load_weights(self, weights: Mapping[str, torch.Tensor], reset_cache: bool = True) -> None:
         """Take other weights of the same model. Raises :class:`EngineError` while a request is under way.
-
-        ``reset_cache``: forget the keys and values of finished requests, which the old weights have made.
-        """
+        ``reset_cache``: forget the keys and values of finished requests, which the old weights have made."""
         if self.has_unfinished():
             raise EngineError("Weights are taken between requests, and one is under way.")
         self._model.load_state_dict(weights)
@@ -144,9 +142,7 @@ class TransformersEngine:
 
     def damage(self, case: DamageCase, layers: int | None = None) -> dict[str, Any]:
         """:func:`measure` with the weights of this engine, on a GPU where there is one. Requests are not touched.
-
-        Raises :class:`RequestRefused` for a stream that is too long. Rotary positions have no end.
-        """
+        Raises :class:`RequestRefused` for a stream that is too long. Rotary positions have no end."""
         config = self._model.config
         has_end = not any(getattr(config, name, None) for name in ("rope_parameters", "rope_theta"))
         limit = self.max_model_len if has_end else MAX_TOKENS

@@ -61,10 +61,8 @@ def _sampled(out: Any, has_alternatives: bool) -> SampledTokens:
 
 
 class VllmEngine:
-    """vLLM's ``LLMEngine`` with continuous batching and prefix caching, on its CPU build and on a GPU.
-
-    The calls are the same. What runs below differs: Model Runner V1 on the CPU build, V2 where Triton has a backend.
-    """
+    """vLLM's ``LLMEngine`` with continuous batching and prefix caching, on its CPU build and on a GPU. The calls are
+    the same. What runs below differs: Model Runner V1 on the CPU build, V2 where Triton has a backend."""
 
     name = "vllm"
     logprobs_mode = "processed"
@@ -259,9 +257,7 @@ class VllmEngine:
 
 def tool_call_reader(name: str, tokenizer: Any) -> Callable[[str, Any], tuple[str, list[dict[str, Any]]]]:
     """``(text, tools) -> (content, calls)``, by the parser that ``vllm serve --tool-call-parser NAME`` takes.
-
-    ``tokenizer`` is a transformers tokenizer. Raises :class:`EngineError` with a sentence. The import takes seconds.
-    """
+    ``tokenizer`` is a transformers tokenizer. Raises :class:`EngineError` with a sentence. The import takes seconds."""
     option = f"The option tool_call_parser names {name!r}"
     for key, value in ENVIRONMENT.items():
         os.environ.setdefault(key, value)

@@ -37,10 +37,8 @@ _WITHHELD = {
 
 
 def environment(name: str, prompts: Sequence[Task] = ()) -> Environment:
-    """The environment of that name. ``prompts`` are its tasks if it takes them from a file.
-
-    Raises :class:`Refusal` with a sentence for the form.
-    """
+    """The environment of that name. ``prompts`` are its tasks if it takes them from a file. Raises :class:`Refusal`
+    with a sentence for the form."""
     if name in _WITHHELD:
         raise Refusal(f"{name} is not offered: {_WITHHELD[name]}")
     if name not in ENVIRONMENTS:

@@ -31,10 +31,8 @@ class PromptsRejected(Refusal):
 
 
 def read_prompts(source: Path | BinaryIO) -> list[Task]:
-    """The prompts of a JSONL file (a path, or a file open for reading bytes). Raises :class:`PromptsRejected`.
-
-    The trajectories of a line without an answer get no reward.
-    """
+    """The prompts of a JSONL file (a path, or a file open for reading bytes). Raises :class:`PromptsRejected`. The
+    trajectories of a line without an answer get no reward."""
     prompts: list[Task] = []
     problems: list[str] = []
     with source.open("rb") if isinstance(source, Path) else nullcontext(source) as file:

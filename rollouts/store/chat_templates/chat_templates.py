@@ -11,10 +11,8 @@ from rollouts.store.people.projects import key_of
 
 
 def register_chat_template(text: str, label: str = "", project: models.Project | None = None) -> models.ChatTemplate:
-    """Keep a chat template under the hash of its bytes, and the name that a project has for it.
-
-    One that the project knows keeps its name unless it had none. ``project``: None = the default one.
-    """
+    """Keep a chat template under the hash of its bytes, and the name that a project has for it. One that the project
+    knows keeps its name unless it had none. ``project``: None = the default one."""
     if "\0" in text:
         raise Refusal("A chat template cannot hold the character U+0000.")
     key = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()

@@ -28,10 +28,8 @@ def find_checks(codes: Iterable[str], report: bool = False) -> dict[str, Templat
 
 
 def recent_checks(access: Access, limit: int, project_code: str = "") -> list[TemplateCheck]:
-    """The newest checks that may be seen first, without reports and template texts; of one project with a code.
-
-    One query.
-    """
+    """The newest checks that may be seen first, without reports and template texts; of one project with a code. One
+    query."""
     checks = access.limit(_checks())
     if project_code:
         checks = checks.filter(project__code=project_code)

@@ -31,10 +31,8 @@ from rollouts.store.people.projects import key_of
 
 
 def load_tokenizer(files_sha256: str) -> LoadedTokenizer:
-    """A registered tokenizer, from this machine's copy of its files.
-
-    Raises :class:`TokenizerUnusable` with a sentence, or :class:`StorageDown`.
-    """
+    """A registered tokenizer, from this machine's copy of its files. Raises :class:`TokenizerUnusable` with a sentence,
+    or :class:`StorageDown`."""
     return tokenizers.load(files_of(files_sha256))
 
 
@@ -152,10 +150,8 @@ def find_tokenizer(named: str, project: models.Project | None = None) -> models.
 
 
 def hub_tokenizer(hub_id: str, revision: str, project: models.Project | None = None) -> models.Tokenizer:
-    """The tokenizer of a model on the hub at one revision. It is registered as ``org/name@revision``.
-
-    ``project``: None = the default one. Raises :class:`Refusal`. The id is never taken for a path.
-    """
+    """The tokenizer of a model on the hub at one revision. It is registered as ``org/name@revision``. ``project``: None
+    = the default one. Raises :class:`Refusal`. The id is never taken for a path."""
     name = f"{hub_id}@{revision}"
     if (registered := tokenizers_of(key_of(project)).filter(name=name, source=hub_id).first()) is not None:
         return registered
@@ -212,10 +208,8 @@ def list_tokenizers(access: Access, project_code: str = "") -> QuerySet[Tokenize
 
 
 def tokenizers_of(project: Project | int | None, templates: bool = False) -> QuerySet[Tokenizer]:
-    """The tokenizers of a project by name; ``templates``: each with its chat template.
-
-    The query runs when the result is read, so a form can use it as choices.
-    """
+    """The tokenizers of a project by name; ``templates``: each with its chat template. The query runs when the result
+    is read, so a form can use it as choices."""
     of_project = Tokenizer.objects.filter(project=project).order_by("name")
     return of_project.select_related("chat_template") if templates else of_project
 

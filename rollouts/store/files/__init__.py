@@ -30,10 +30,8 @@ def checked(key: str) -> str:
 
 
 def put(key: str, source: Path | IO[bytes] | File, *, move: bool = False) -> None:
-    """Store a file from its first byte on, whole or not at all. ``move``: the storage may take the source away.
-
-    Raises :class:`StorageDown`, or ``OSError`` when a disk is full.
-    """
+    """Store a file from its first byte on, whole or not at all. ``move``: the storage may take the source away. Raises
+    :class:`StorageDown`, or ``OSError`` when a disk is full."""
     checked(key)
     with _talking():
         if isinstance(source, Path):
@@ -54,20 +52,16 @@ def _save(key: str, source: Any, path: str | None) -> None:
 
 
 def open_file(key: str) -> IO[bytes]:
-    """The file as a seekable stream of bytes; of a bucket only what is read travels. The caller closes it.
-
-    Raises ``FileNotFoundError`` or :class:`StorageDown`, here or while it is read.
-    """
+    """The file as a seekable stream of bytes; of a bucket only what is read travels. The caller closes it. Raises
+    ``FileNotFoundError`` or :class:`StorageDown`, here or while it is read."""
     with _talking():
         opened: IO[bytes] = _storage.reader(checked(key))
         return opened
 
 
 def read_range(key: str, start: int, stop: int) -> bytes:
-    """The bytes [start, stop) of a file; fewer where the file ends earlier.
-
-    Raises ``FileNotFoundError`` or :class:`StorageDown`.
-    """
+    """The bytes [start, stop) of a file; fewer where the file ends earlier. Raises ``FileNotFoundError`` or
+    :class:`StorageDown`."""
     if stop <= start:
         return b""
     with _talking():
@@ -101,10 +95,8 @@ def delete_all(prefix: str) -> None:
 
 
 def listed(prefix: str) -> Iterator[StoredFile]:
-    """The files below a folder such as ``uploads/abc/``, or all with ``""``, in the order of their keys.
-
-    Raises :class:`StorageDown`.
-    """
+    """The files below a folder such as ``uploads/abc/``, or all with ``""``, in the order of their keys. Raises
+    :class:`StorageDown`."""
     if prefix:
         _checked_prefix(prefix)
     with _talking():

@@ -32,9 +32,7 @@ def is_silent(work: Job | Run) -> bool:
 
 def take_back_heartbeats(work: QuerySet[Any]) -> None:
     """A heartbeat from the future becomes one of now: the clock was set back, and the worker may have been lost since.
-
-    A worker that lives writes its next one within seconds.
-    """
+    A worker that lives writes its next one within seconds."""
     now = timezone.now()
     work.filter(status__in=ACTIVE, heartbeat_at__gt=now + CLOCK_LEEWAY).update(heartbeat_at=now)
 

@@ -36,10 +36,8 @@ def take_next_job(limit: int, preferred: int = 0) -> Job | None:
 
 
 def take_engine_job(pk: int) -> Job | None:
-    """A job of an engine for the worker that takes it now; None when it has to wait, or another worker has it.
-
-    A user has one such job under way for each model, so that scoring many runs leaves places to launched ones.
-    """
+    """A job of an engine for the worker that takes it now; None when it has to wait, or another worker has it. A user
+    has one such job under way for each model, so that scoring many runs leaves places to launched ones."""
     job = Job.objects.filter(pk=pk, kind__in=engine_kinds()).first()
     if job is None:
         return None

@@ -87,10 +87,8 @@ def _ask_job(subject: Subject, kind: str, wanted: dict[str, Any], user: Any) -> 
 
 
 def take_job(pk: int, force: bool = False) -> Job | None:
-    """The job for the worker that takes it now; None when another worker has it, or it has ended.
-
-    ``force``: take it from a worker that lives, too; what that worker does afterwards changes nothing.
-    """
+    """The job for the worker that takes it now; None when another worker has it, or it has ended. ``force``: take it
+    from a worker that lives, too; what that worker does afterwards changes nothing."""
     job = Job.objects.filter(pk=pk, status__in=ACTIVE).first()
     if job is None or (job.status == Job.Status.RUNNING and not is_silent(job) and not force):
         return None
@@ -149,10 +147,8 @@ def end_job(job: Job, status: str, error: str = "", held: Collection[str] = ACTI
 
 
 def close_shards(job: Job) -> None:
-    """End the shards of a job that have not ended. What their workers do afterwards changes nothing.
-
-    It waits for a worker that is storing something in this moment.
-    """
+    """End the shards of a job that have not ended. What their workers do afterwards changes nothing. It waits for a
+    worker that is storing something in this moment."""
     job.shards.filter(status__in=ACTIVE).update(
         status=Job.Status.CANCELLED, attempt=F("attempt") + 1, finished_at=timezone.now()
     )
@@ -190,10 +186,8 @@ def cancel_job(job: Job) -> None:
 
 
 def adopt_jobs() -> list[Job]:
-    """Returns jobs that have lost their worker or their message, as they were. Only one caller gets each job.
-
-    A job whose shards are under way has no worker of its own. It lives as long as somebody calls this.
-    """
+    """Returns jobs that have lost their worker or their message, as they were. Only one caller gets each job. A job
+    whose shards are under way has no worker of its own. It lives as long as somebody calls this."""
     take_back_heartbeats(Job.objects.all())
     now = timezone.now()
     Job.objects.filter(has_open_shards(), status=Job.Status.RUNNING).update(heartbeat_at=now)
@@ -291,10 +285,8 @@ def unfollowed_jobs() -> list[Job]:
 
 
 def latest_jobs(run: Run, *kinds: str) -> list[Job]:
-    """The newest jobs of a run, the newest first, each with its owner, without diagnoses of pushes that are done.
-
-    A list of several kinds does without their reports, which may be large.
-    """
+    """The newest jobs of a run, the newest first, each with its owner, without diagnoses of pushes that are done. A
+    list of several kinds does without their reports, which may be large."""
     is_silent_success = Q(kind="diagnose_pushed", status=Job.Status.DONE)
     jobs = run.jobs.filter(~is_silent_success, kind__in=kinds).select_related("created_by").order_by("-pk")
     return list((jobs.defer("report") if len(kinds) > 1 else jobs)[:MAX_JOBS])

@@ -17,10 +17,8 @@ from rollouts.store.text import without_paths
 
 
 def cut_job(job: Job, parts: Sequence[Mapping[str, Any]], **fields: Any) -> list[Job]:
-    """Cut a job that is held into shards, one for the options of each part. ``fields`` are columns of every shard.
-
-    The option ``first`` says where a part begins. Returns the shards in order. Raises :class:`JobLost`.
-    """
+    """Cut a job that is held into shards, one for the options of each part. ``fields`` are columns of every shard. The
+    option ``first`` says where a part begins. Returns the shards in order. Raises :class:`JobLost`."""
     with transaction.atomic():
         beat_job(job, progress=_progress(0, len(parts)))
         shards = [
@@ -54,9 +52,7 @@ def tell_whole(shard: Job) -> None:
 
 def end_shard(shard: Job, status: str, error: str = "", **fields: Any) -> Job | None:
     """End a shard. Returns the whole job if a worker is to put it together now, or to end it because a shard failed.
-
-    Nothing changes if the shard has ended or another worker holds it. Only one caller gets the whole job.
-    """
+    Nothing changes if the shard has ended or another worker holds it. Only one caller gets the whole job."""
     assert shard.whole_id is not None
     with transaction.atomic():
         whole = Job.objects.select_for_update(no_key=True).filter(pk=shard.whole_id).first()
@@ -71,10 +67,8 @@ def end_shard(shard: Job, status: str, error: str = "", **fields: Any) -> Job | 
 
 
 def hand_on_shards(old: Job, new: Job) -> None:
-    """Let a job go on with the shards of one that failed: what is done stays, and what is left waits again.
-
-    Then the new job has no worker while they are under way, as after :func:`cut_job`.
-    """
+    """Let a job go on with the shards of one that failed: what is done stays, and what is left waits again. Then the
+    new job has no worker while they are under way, as after :func:`cut_job`."""
     with transaction.atomic():
         unfinished = list(old.shards.exclude(status=Job.Status.DONE))
         # New rows, because a lost worker of an old one may still live.
@@ -90,10 +84,8 @@ def hand_on_shards(old: Job, new: Job) -> None:
 
 
 def stop_shards(job: Job) -> Job | None:
-    """End the shards of a job that have not ended. Returns the job, queued for the worker that ends it.
-
-    None if no shard was open.
-    """
+    """End the shards of a job that have not ended. Returns the job, queued for the worker that ends it. None if no
+    shard was open."""
     with transaction.atomic():
         whole = Job.objects.select_for_update(no_key=True).filter(pk=job.pk, status=Job.Status.RUNNING).first()
         if whole is None or not whole.shards.filter(status__in=ACTIVE).exists():
@@ -109,10 +101,8 @@ def _queued(whole: Job) -> Job:
 
 
 def release_shard(shard: Job) -> bool:
-    """Put a shard that is held back into the queue; the try does not count. False if another worker holds it.
-
-    The caller stores nothing of the shard afterwards.
-    """
+    """Put a shard that is held back into the queue; the try does not count. False if another worker holds it. The
+    caller stores nothing of the shard afterwards."""
     return _released(shard, attempt=F("attempt") - 1)
 
 

@@ -7,10 +7,8 @@ from rollouts.store.models.runs import Run
 
 
 class TokenSegment(models.Model):
-    """An immutable file with the arrays of many steps and rows of a run, in the file storage.
-
-    The file is there before the row is. A file without a row, and a row that nothing names any more, are swept later.
-    """
+    """An immutable file with the arrays of many steps and rows of a run, in the file storage. The file is there before
+    the row is. A file without a row, and a row that nothing names any more, are swept later."""
 
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="token_segments")
     key = models.CharField(max_length=200, unique=True, help_text="Of the file in the storage.")

@@ -38,9 +38,7 @@ class Access:
         self, found: QuerySet[M], column: str = "project", *others: str, least: Role = Role.VIEWER
     ) -> QuerySet[M]:
         """Only the rows of projects in which the role is at least ``least``. ``column``: the path to the project.
-
-        ``others``: further paths, of rows that belong to a project in one of several ways.
-        """
+        ``others``: further paths, of rows that belong to a project in one of several ways."""
         if self.is_server_admin:
             return found
         keys = [key for key, role in self.roles.items() if RANK[role] >= RANK[least]]

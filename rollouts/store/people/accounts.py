@@ -51,10 +51,8 @@ def active_user(name: str) -> User | None:
 
 
 def make_account(name: str, password: str) -> User:
-    """A new account with a password that was validated before. Raises ``IntegrityError`` when the name is taken.
-
-    The name of the local account is taken from the beginning: whoever had it would get what commands give that account.
-    """
+    """A new account with a password that was validated before. Raises ``IntegrityError`` when the name is taken. The
+    name of the local account is taken from the beginning: whoever had it would get what commands give that account."""
     if name.lower() == LOCAL_USER:
         raise IntegrityError(f"the name {name} belongs to this server")
     return User.objects.create_user(name, password=password)

@@ -185,9 +185,7 @@ def drop_old_events() -> int:
 
 def activity_events(access: Access, columns: Mapping[str, Any]) -> QuerySet[AuditEvent]:
     """The events of the projects in which somebody is an admin, newest first. An admin of the server sees all.
-
-    ``columns``: of these events alone; an empty value filters nothing.
-    """
+    ``columns``: of these events alone; an empty value filters nothing."""
     events = access.limit(AuditEvent.objects.select_related("project"), least=Role.ADMIN)
     return events.filter(**{name: value for name, value in columns.items() if value}).order_by("-at", "-id")
 

@@ -28,10 +28,8 @@ def create_api_key(
     scopes: Iterable[str] = (models.ApiToken.Scope.PUSH,),
     days: float | None = None,
 ) -> tuple[models.ApiToken, str]:
-    """Make a token that works as this user in a project. Returns the record and the token itself.
-
-    ``project``: the default one when it is None. ``days``: how long it works; None = until it is revoked.
-    """
+    """Make a token that works as this user in a project. Returns the record and the token itself. ``project``: the
+    default one when it is None. ``days``: how long it works; None = until it is revoked."""
     token = PREFIX + secrets.token_urlsafe(32)
     record = models.ApiToken.objects.create(
         token_sha256=token_hash(token),

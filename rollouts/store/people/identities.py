@@ -53,11 +53,8 @@ def _subject(claims: Mapping[str, Any]) -> str:
 
 
 def account_of(issuer: str, claims: Mapping[str, Any]) -> tuple[User, bool]:
-    """The account of the person whom verified claims describe, and whether it was made now.
-
-    A new account has no project until it is invited, unless `INSPECTOR_OIDC_DEFAULT_PROJECT` names one.
-    Raises ``SignInRefused``.
-    """
+    """The account of the person whom verified claims describe, and whether it was made now. A new account has no
+    project until it is invited, unless `INSPECTOR_OIDC_DEFAULT_PROJECT` names one. Raises ``SignInRefused``."""
     subject, name = _subject(claims), _wanted_name(claims)
     if not is_allowed(claims):
         raise SignInRefused(
@@ -84,10 +81,8 @@ def _found(issuer: str, subject: str) -> User | None:
 
 
 def link_identity(user: Any, issuer: str, claims: Mapping[str, Any]) -> None:
-    """Link an account with the person whom verified claims describe.
-
-    Raises ``SignInRefused`` when that person is linked with another account.
-    """
+    """Link an account with the person whom verified claims describe. Raises ``SignInRefused`` when that person is
+    linked with another account."""
     if not is_allowed(claims):
         raise SignInRefused("This server does not let in whom the provider names.", user.get_username())
     try:

@@ -118,10 +118,8 @@ def revoke_invitation(record: Invitation) -> None:
 
 
 def join(record: Invitation, user: Any) -> Membership:
-    """Use an invitation: the user gets its role, unless the user has a higher one. Once, whoever asks at once.
-
-    Raises ``Refusal`` when the invitation is over.
-    """
+    """Use an invitation: the user gets its role, unless the user has a higher one. Once, whoever asks at once. Raises
+    ``Refusal`` when the invitation is over."""
     with transaction.atomic():
         # Under the lock, because somebody may take the maker's role away in this moment.
         lock_project(record.project)
@@ -140,10 +138,8 @@ def join(record: Invitation, user: Any) -> Membership:
 
 
 def set_account(user: Any, *, is_active: bool | None = None, is_superuser: bool | None = None) -> None:
-    """Open or close an account, or say whether it is an admin of the server. The last one stays.
-
-    A closed account can neither log in nor use what it has: its sessions and API keys are refused from now on.
-    """
+    """Open or close an account, or say whether it is an admin of the server. The last one stays. A closed account can
+    neither log in nor use what it has: its sessions and API keys are refused from now on."""
     accounts = get_user_model().objects
     with transaction.atomic():
         admins = list(accounts.select_for_update().filter(is_superuser=True, is_active=True).order_by("pk"))

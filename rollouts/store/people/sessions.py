@@ -31,10 +31,8 @@ def note_session(session_key: str, user: Any, device: str, address: str) -> bool
 
 
 def end_sessions(user: Any, key: int | None = None, but: str | None = None) -> int:
-    """End sessions of a user: the one with the key ``key``, or all; never that of Django called ``but``.
-
-    Returns how many ended.
-    """
+    """End sessions of a user: the one with the key ``key``, or all; never that of Django called ``but``. Returns how
+    many ended."""
     sessions = LoginSession.objects.filter(user=user)
     if key is not None:
         sessions = sessions.filter(pk=key)

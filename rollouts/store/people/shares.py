@@ -37,10 +37,8 @@ def _links() -> QuerySet[ShareLink]:
 
 
 def newest_shares(access: Access, limit: int, target: Shared | None = None) -> list[ShareLink]:
-    """The links of the projects that somebody may see, newest first, each with its target and its owner.
-
-    ``target``: only the links to that object; those of a run include the links to its trajectories.
-    """
+    """The links of the projects that somebody may see, newest first, each with its target and its owner. ``target``:
+    only the links to that object; those of a run include the links to its trajectories."""
     links = access.limit(_links())
     if isinstance(target, Run):
         links = links.filter(Q(run=target) | Q(trajectory__run=target))
@@ -57,10 +55,8 @@ def find_share(**column: Any) -> ShareLink | None:
 
 
 def shares_of(target: Shared, keys: Iterable[int]) -> list[ShareLink]:
-    """The links with these keys that open the target. A link to a run also opens its trajectories.
-
-    A link to some tokens opens its own page alone, so that it is none of them.
-    """
+    """The links with these keys that open the target. A link to a run also opens its trajectories. A link to some
+    tokens opens its own page alone, so that it is none of them."""
     match: Q
     if isinstance(target, Run):
         match = Q(run=target)
@@ -85,9 +81,7 @@ def create_share(
     window: tuple[int, int, int] | None = None,
 ) -> tuple[models.ShareLink, str]:
     """Make a link to a run (with its trajectories), a trajectory or a check. Returns the link and its token.
-
-    ``window``: the index of a row of the trajectory, and the tokens ``[start, stop)`` of it that alone are shown.
-    """
+    ``window``: the index of a row of the trajectory, and the tokens ``[start, stop)`` of it that alone are shown."""
     columns = {models.Run: "run", models.StoredTrajectory: "trajectory", models.TemplateCheck: "check_result"}
     column = columns[type(target)]
     token = secrets.token_urlsafe(24)

@@ -55,39 +55,31 @@ def _jobs() -> QuerySet[Job]:
 
 
 def visible_jobs(access: Access, columns: dict[str, str], cursor: str, limit: int) -> CursorPart[Job]:
-    """The jobs with these columns, newest first; an empty value filters nothing. One query.
-
-    Raises ``ValueError`` for a cursor that cannot be read.
-    """
+    """The jobs with these columns, newest first; an empty value filters nothing. One query. Raises ``ValueError`` for a
+    cursor that cannot be read."""
     jobs = access.limit(_jobs(), *SUBJECTS).filter(**{name: value for name, value in columns.items() if value})
     return _newest("jobs", jobs, cursor, limit)
 
 
 def visible_checks(access: Access, cursor: str, limit: int) -> CursorPart[TemplateCheck]:
-    """The template checks by the time they were first asked for, newest first, without reports. One query.
-
-    Raises ``ValueError`` for a cursor that cannot be read.
-    """
+    """The template checks by the time they were first asked for, newest first, without reports. One query. Raises
+    ``ValueError`` for a cursor that cannot be read."""
     related = ("tokenizer", "chat_template", "job", "project")
     checks = TemplateCheck.objects.select_related(*related).defer("chat_template__text", "report", "question")
     return _newest("checks", access.limit(checks), cursor, limit)
 
 
 def visible_trajectories(access: Access, text: str, cursor: str, limit: int) -> CursorPart[StoredTrajectory]:
-    """The trajectories whose external id holds a text, or whose code or group it is, newest first. One query.
-
-    Raises ``ValueError`` for a cursor that cannot be read.
-    """
+    """The trajectories whose external id holds a text, or whose code or group it is, newest first. One query. Raises
+    ``ValueError`` for a cursor that cannot be read."""
     matches = Q(external_id__icontains=text) | Q(code=text) | Q(group=text)
     trajectories = access.limit(StoredTrajectory.objects.select_related("run"), "run__project").filter(matches)
     return _newest("trajectories", trajectories, cursor, limit)
 
 
 def findings_of_run(run: Run, columns: dict[str, str], cursor: str, limit: int) -> CursorPart[StoredFinding]:
-    """The findings of a run with these columns, in the order of storing, with their trajectories. One query.
-
-    Raises ``ValueError`` for a cursor that cannot be read.
-    """
+    """The findings of a run with these columns, in the order of storing, with their trajectories. One query. Raises
+    ``ValueError`` for a cursor that cannot be read."""
     findings = run.findings.select_related("trajectory").defer("expected_ids", "actual_ids")
     findings = findings.filter(**{name: value for name, value in columns.items() if value})
     if last := read_cursor(cursor, "findings", int):

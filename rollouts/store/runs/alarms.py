@@ -37,10 +37,8 @@ _PORTS = {"http": 80, "https": 443}
 
 
 def limits_in(run: Run) -> list[AlarmRule]:
-    """The limits of a run: its own before those of its project, and these before the defaults. One query.
-
-    A default is a rule that is not stored.
-    """
+    """The limits of a run: its own before those of its project, and these before the defaults. One query. A default is
+    a rule that is not stored."""
     return _in_force(AlarmRule.objects.filter(Q(run=None) | Q(run=run.pk), project=run.project_id))
 
 
@@ -60,10 +58,8 @@ def _in_force(rules: QuerySet[AlarmRule]) -> list[AlarmRule]:
 
 
 def alarm_steps(run: Run, with_kinds: bool = True) -> list[AlarmStep]:
-    """The stored figures of a run that alarms look at, in order. One query.
-
-    ``with_kinds``: read the kinds of findings too, which most rules do not look at.
-    """
+    """The stored figures of a run that alarms look at, in order. One query. ``with_kinds``: read the kinds of findings
+    too, which most rules do not look at."""
     figures: Any = TrainingStepFigures.objects.filter(run=run).order_by("training_step")
     kinds_column = F("finding_counts") if with_kinds else Value(None, output_field=JSONField())
     columns = figures.annotate(kinds=kinds_column).values_list(
@@ -161,10 +157,8 @@ def take_alarms_again(held: ProjectAlarms) -> None:
 
 
 def set_limit(run: Run, figure: str, kind: str, limit: str, scope: str, author: Any) -> AlarmRule:
-    """Set the limit of an alarm in a run or its project. ``limit``: as it was typed; empty = it is switched off.
-
-    A share is typed in percent, a gap as a multiple of its first steps. Raises :class:`Refusal`.
-    """
+    """Set the limit of an alarm in a run or its project. ``limit``: as it was typed; empty = it is switched off. A
+    share is typed in percent, a gap as a multiple of its first steps. Raises :class:`Refusal`."""
     if scope not in ("run", "project"):
         raise Refusal("Say where it holds: run or project.", field="scope")
     return _set(run.project, run if scope == "run" else None, figure, kind, limit, author)
@@ -291,10 +285,8 @@ def note_undelivered(alarm: Alarm, held: ProjectAlarms, sentence: str, next_try_
 
 
 def runs_to_tell_of(now: datetime, kind: str) -> list[Run]:
-    """A run of each project whose webhook is to be told of an alarm, and that has no job of the ``kind`` under way.
-
-    Two queries.
-    """
+    """A run of each project whose webhook is to be told of an alarm, and that has no job of the ``kind`` under way. Two
+    queries."""
     waiting = waiting_alarms(now).select_related("run").order_by("run__project", "raised_at", "pk")
     first: dict[int | None, Run] = {}
     for alarm in waiting[:1000]:

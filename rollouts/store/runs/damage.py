@@ -18,10 +18,8 @@ FIGURES = ("cosine", "relative_error", "norm_ratio", "rule", "missing")  # What 
 def keep_damage(
     record: StoredTrajectory, findings: Sequence[StoredFinding], shares: Mapping[int, float], **fields: Any
 ) -> None:
-    """Put the damage of a trajectory in place of an older one; a deleted trajectory is left out.
-
-    ``shares``: number of a finding, from 1 -> its share; a finding that is not in it has none of the difference.
-    """
+    """Put the damage of a trajectory in place of an older one; a deleted trajectory is left out. ``shares``: number of
+    a finding, from 1 -> its share; a finding that is not in it has none of the difference."""
     damage = fields.get("relative_error")
     with transaction.atomic():
         if StoredTrajectory.objects.filter(pk=record.pk).update(damage=damage):
@@ -63,10 +61,8 @@ def token_norms(record: StoredTrajectory, row: int, n_tokens: int) -> Floats | N
 
 
 def run_damage(run: Run) -> dict[str, Any]:
-    """How many trajectories of a run were measured, their mean and largest relative error, and the sums by kind.
-
-    The damage of a kind is the sum over its findings of share * relative error. Two queries.
-    """
+    """How many trajectories of a run were measured, their mean and largest relative error, and the sums by kind. The
+    damage of a kind is the sum over its findings of share * relative error. Two queries."""
     totals = run.trajectories.aggregate(measured=Count("damage"), mean=Avg("damage"), largest=Max("damage"))
     of_kinds = run.findings.filter(damage_share__isnull=False).order_by().values_list("kind")
     sums = of_kinds.annotate(damage=Sum(F("damage_share") * F("trajectory__damage")))
@@ -74,10 +70,8 @@ def run_damage(run: Run) -> dict[str, Any]:
 
 
 def damage_report(trajectories: QuerySet[StoredTrajectory]) -> dict[str, Any]:
-    """The damage of some trajectories, as commands and the API tell it. Two queries.
-
-    ``missing`` says why one was not measured. Its figures are then null, never 0.
-    """
+    """The damage of some trajectories, as commands and the API tell it. Two queries. ``missing`` says why one was not
+    measured. Its figures are then null, never 0."""
     damages = list(
         TrajectoryDamage.objects.filter(trajectory__in=trajectories.values("pk")).defer("rows", "norms")
         .select_related("trajectory").order_by("trajectory__index")

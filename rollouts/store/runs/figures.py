@@ -109,10 +109,8 @@ def summary_in(body: dict[str, Any]) -> RunSummary:
 
 
 def severities_of(runs: Sequence[Run]) -> dict[int, dict[str, int]]:
-    """Key of a run -> worst severity -> the number of its trajectories that have it. At most two queries.
-
-    A large run without stored figures is left out.
-    """
+    """Key of a run -> worst severity -> the number of its trajectories that have it. At most two queries. A large run
+    without stored figures is left out."""
     diagnosed = [run for run in runs if any(run.finding_counts.values())]
     counts: dict[int, dict[str, int]] = {}
     large = {run.pk: run for run in diagnosed if is_large(run)}

@@ -13,10 +13,8 @@ TRAINING_KEY = "training_run"
 
 
 def find_gallery(version: str, of: Project | Access) -> Run | None:
-    """The newest run of a project, or of those that may be seen, that was made from this version. One query.
-
-    Its tokenizer is loaded.
-    """
+    """The newest run of a project, or of those that may be seen, that was made from this version. One query. Its
+    tokenizer is loaded."""
     galleries = Run.objects.select_related("tokenizer").filter(**{f"settings__{KEY}": version}, status=Run.Status.DONE)
     galleries = galleries.filter(project=of) if isinstance(of, Project) else of.limit(galleries)
     return galleries.order_by("-created_at", "-pk").first()
@@ -28,10 +26,8 @@ def gallery_trajectories(run: Run) -> list[StoredTrajectory]:
 
 
 def gallery_findings(run: Run, others: Collection[str]) -> dict[str, StoredFinding]:
-    """Name of a trajectory -> its gravest finding of the kind that it is called after. One query.
-
-    ``others``: names of trajectories that are called after no kind; of these all findings count.
-    """
+    """Name of a trajectory -> its gravest finding of the kind that it is called after. One query. ``others``: names of
+    trajectories that are called after no kind; of these all findings count."""
     of_its_kind = Q(kind=F("trajectory__external_id")) | Q(trajectory__external_id__in=others)
     findings = StoredFinding.objects.filter(of_its_kind, run=run).select_related("trajectory")
     return {finding.trajectory.external_id: finding for finding in findings.order_by("-severity", "-pk")}

@@ -17,10 +17,8 @@ class NamedCause(NamedTuple):
 
 
 def newest_report(run: Run) -> tuple[str, int, str] | None:
-    """Of the newest report its key, the trajectories that the run had finished then, and the column of the trainer.
-
-    0 = an older version did not say; empty = as recorded. None = no report. One query.
-    """
+    """Of the newest report its key, the trajectories that the run had finished then, and the column of the trainer. 0 =
+    an older version did not say; empty = as recorded. None = no report. One query."""
     done = run.jobs.filter(kind="gap", status=Job.Status.DONE, report__key__isnull=False).order_by("-pk")
     for key, finished, compared in done.values_list("report__key", "report__finished", "report__compared")[:1]:
         return key, finished or 0, (compared or ["", ""])[1]
@@ -28,10 +26,8 @@ def newest_report(run: Run) -> tuple[str, int, str] | None:
 
 
 def named_causes(runs: Collection[Run]) -> dict[int, list[NamedCause]]:
-    """Key of a run -> the causes that its newest report names, in the order of the rules. One query.
-
-    A report of two other columns than the recorded ones does not speak of sampler and trainer, and is left out.
-    """
+    """Key of a run -> the causes that its newest report names, in the order of the rules. One query. A report of two
+    other columns than the recorded ones does not speak of sampler and trainer, and is left out."""
     done = Job.objects.filter(run__in=[run.pk for run in runs], kind="gap", status=Job.Status.DONE)
     by_run: dict[int, list[NamedCause]] = {}
     for key, causes, compared in done.order_by("pk").values_list("run_id", "report__causes", "report__compared"):
@@ -53,9 +49,7 @@ def has_gap(run: Run, recent: int | None = None) -> bool:
 
 def trajectories_with_gap(run: Run, recorded: bool) -> tuple[list[tuple[int, int]], int, int]:
     """Key and tokens of the finished trajectories; the tokens that they train; how many were left out. Three queries.
-
-    ``recorded``: those without a recorded gap are left out.
-    """
+    ``recorded``: those without a recorded gap are left out."""
     finished, n_without = finished_trajectories(run), 0
     if recorded:
         n_without = finished.filter(gap__isnull=True).count()

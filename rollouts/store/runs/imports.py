@@ -123,10 +123,8 @@ def drop_range(run: models.Run, first: int, stop: int, alive: Alive) -> None:
 
 
 def move_range(run: models.Run, first: int, stop: int, to: int) -> int:
-    """Give the trajectories of a range of indices the indices from ``to`` on, without holes. Returns how many.
-
-    No trajectory may have one of the new indices. One statement.
-    """
+    """Give the trajectories of a range of indices the indices from ``to`` on, without holes. Returns how many. No
+    trajectory may have one of the new indices. One statement."""
     table = connection.ops.quote_name(models.StoredTrajectory._meta.db_table)
     place = connection.ops.quote_name("index")
     with connection.cursor() as cursor:
@@ -147,10 +145,8 @@ def next_final_index(run: models.Run) -> int:
 
 
 def set_rejections(run: models.Run, rejected: Iterable[tuple[str, int | None, str]], n: int, alive: Alive) -> None:
-    """Put the rejections of an import, each as file, line and reason, in place of those that are stored.
-
-    ``n``: how many there are in all. As many as a run keeps are stored.
-    """
+    """Put the rejections of an import, each as file, line and reason, in place of those that are stored. ``n``: how
+    many there are in all. As many as a run keeps are stored."""
     with transaction.atomic():
         alive()
         run.rejections.all().delete()

@@ -30,11 +30,8 @@ def begin(run_id: int) -> None:
 
 
 def settle(run_id: int, error: str = "") -> None:
-    """Set the state of a run after one of its workers has nothing left to do. A second call changes nothing.
-
-    ``error``: why the worker cannot continue; its leases are released. Then the run fails, unless another worker works
-    on it.
-    """
+    """Set the state of a run after one of its workers has nothing left to do. A second call changes nothing. ``error``:
+    why the worker cannot continue; its leases are released. Then the run fails, unless another worker works on it."""
     run = Run.objects.filter(pk=run_id, status=Run.Status.RUNNING).first()
     if run is None:  # it was settled, or deleted
         return

@@ -43,10 +43,8 @@ def begin_column(
 
 
 def keep_scores(column: ScoredColumn, found: Sequence[Scored]) -> None:
-    """Put the scores of these trajectories in place of older ones. A trajectory that was deleted is left out.
-
-    Raises ``ScoredColumn.DoesNotExist`` where somebody deleted the column.
-    """
+    """Put the scores of these trajectories in place of older ones. A trajectory that was deleted is left out. Raises
+    ``ScoredColumn.DoesNotExist`` where somebody deleted the column."""
     keys = [key for key, _, _ in found]
     with transaction.atomic():
         # The job of a run is one at a time, but the column may have been deleted meanwhile.
@@ -212,10 +210,8 @@ def load_compared(
 
 
 def gap_of_columns(run: Run, sampler: str, trainer: str) -> GapFigures:
-    """How far two columns of a run lie apart: the second minus the first, over the tokens under the loss mask.
-
-    It reads every finished trajectory, so a page asks it of small runs alone.
-    """
+    """How far two columns of a run lie apart: the second minus the first, over the tokens under the loss mask. It reads
+    every finished trajectory, so a page asks it of small runs alone."""
     done = run.trajectories.filter(status=StoredTrajectory.Status.DONE).order_by("index")
     total = GapFigures()
     for batch in trajectory_batches(done, BATCH):

@@ -26,10 +26,8 @@ def _version(trajectory: str) -> Subquery:
 
 
 def versions_of(run: Run, keys: Sequence[int] | None = None) -> set[str]:
-    """The versions of some trajectories of a run; None = of all, and no more than can be counted.
-
-    One query, or one for each :data:`PARAMETERS` trajectories.
-    """
+    """The versions of some trajectories of a run; None = of all, and no more than can be counted. One query, or one for
+    each :data:`PARAMETERS` trajectories."""
     first_steps = StoredStep.objects.filter(index=0).exclude(policy_version="").order_by()
     if keys is None:
         versions = first_steps.filter(trajectory__run=run).values_list("policy_version", flat=True).distinct()
@@ -51,10 +49,8 @@ def first_place_of(run: Run, versions: Collection[str]) -> int | None:
 def count_policy_versions(
     run: Run, versions: Collection[str] | None = None, first: int = 0
 ) -> list[PolicyVersionFigures]:
-    """The figures of these versions (None = of all), not stored. A version without trajectories is left out.
-
-    ``first``: none of their trajectories stands before this position in the run. Six queries.
-    """
+    """The figures of these versions (None = of all), not stored. A version without trajectories is left out. ``first``:
+    none of their trajectories stands before this position in the run. Six queries."""
     chosen = Q(policy__isnull=False) & ~Q(policy="")
     if versions is not None:
         chosen &= Q(policy__in=list(versions))
@@ -93,10 +89,8 @@ class PolicyVersionLine(FiguresLine):
 
 
 def over_versions(run: Run) -> list[PolicyVersionLine]:
-    """The stored figures of a run by policy version, in the order of the versions. One query.
-
-    Versions that differ by a number at their end are ordered by it. Others are ordered by their first trajectory.
-    """
+    """The stored figures of a run by policy version, in the order of the versions. One query. Versions that differ by a
+    number at their end are ordered by it. Others are ordered by their first trajectory."""
     figures = list(PolicyVersionFigures.objects.filter(run=run).order_by("first_index", "version"))
     parts = [re.fullmatch(r"(.*?)([0-9]{1,18})", line.version, re.DOTALL) for line in figures]
     if len({part[1] if part else None for part in parts}) == 1 and all(parts):

@@ -23,9 +23,7 @@ MAX_PLACES = 50_000
 
 def note_uncounted(run: Run, counted_to: int) -> None:
     """Remember that pushed trajectories were diagnosed and are not counted. Call it after they were stored.
-
-    ``counted_to``: the key of the last trajectory that was diagnosed before, for a run that was never pushed to.
-    """
+    ``counted_to``: the key of the last trajectory that was diagnosed before, for a run that was never pushed to."""
     now = timezone.now()
     figures, is_new = PushedFigures.objects.get_or_create(run=run, defaults={"counted_to": counted_to, "due_at": now})
     if not is_new and figures.due_at is None:

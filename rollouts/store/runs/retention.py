@@ -20,10 +20,8 @@ def segment_bytes(project: Project | None) -> dict[int, int]:
 
 
 def runs_by_change(project: Project | None = None) -> QuerySet[Any]:
-    """The runs of a project (None = of all), the one whose last change is the oldest first. One query.
-
-    Each has ``changed_at``, and ``is_shared``, ``has_work`` and ``has_file``: what keeps it.
-    """
+    """The runs of a project (None = of all), the one whose last change is the oldest first. One query. Each has
+    ``changed_at``, and ``is_shared``, ``has_work`` and ``has_file``: what keeps it."""
     newest = StoredTrajectory.objects.filter(run=OuterRef("pk")).order_by("-index").values("created_at")[:1]
     now, jobs = timezone.now(), Job.objects.filter(run=OuterRef("pk"))
     live = ShareLink.objects.filter(revoked_at=None, expires_at__gt=now)

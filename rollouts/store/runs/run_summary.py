@@ -18,10 +18,8 @@ N_BINS = 20
 
 @dataclass(frozen=True)
 class RewardBin:
-    """A bar of the histogram: rewards in ``[start, stop)``. The last bar includes ``stop``.
-
-    Where all rewards are one of two values, there is a bar for each: ``start`` and ``stop`` are the value.
-    """
+    """A bar of the histogram: rewards in ``[start, stop)``. The last bar includes ``stop``. Where all rewards are one
+    of two values, there is a bar for each: ``start`` and ``stop`` are the value."""
 
     start: float
     """The least reward of the bar."""
@@ -82,10 +80,8 @@ def summary_from(values: dict[str, Any]) -> RunSummary:
 
 
 def check_totals(found: QuerySet[models.StoredTrajectory]) -> tuple[dict[str, int], list[CheckTotal], int]:
-    """Trajectories by status; of those that are done, what each check came to, and how many have no known outcome.
-
-    One query.
-    """
+    """Trajectories by status; of those that are done, what each check came to, and how many have no known outcome. One
+    query."""
     rows = list(found.order_by().values_list("status", "checks").annotate(n=Count("pk")))
     statuses: Counter[str] = Counter()
     for status, _, n in rows:

@@ -42,10 +42,8 @@ class RunFilters:
 
 
 def visible_runs(access: Access, filters: RunFilters, cursor: str, limit: int) -> CursorPart[models.Run]:
-    """The runs that may be seen and pass, newest first, with their projects. One query.
-
-    Raises ``ValueError`` for a cursor that cannot be read.
-    """
+    """The runs that may be seen and pass, newest first, with their projects. One query. Raises ``ValueError`` for a
+    cursor that cannot be read."""
     runs = _filtered(access.limit(models.Run.objects.select_related("project")), filters)
     if last := read_cursor(cursor, "runs", datetime, int):
         at, key = last
@@ -100,10 +98,8 @@ def unfinished_launches(access: Access, limit: int) -> list[models.Run]:
 
 
 def find_run(templates: bool = False, **columns: Any) -> models.Run | None:
-    """The run with these columns; ``templates`` loads its project, tokenizer and chat templates too. One query.
-
-    Who asks for a user decides whether the user may see it (``inspector.web.access``).
-    """
+    """The run with these columns; ``templates`` loads its project, tokenizer and chat templates too. One query. Who
+    asks for a user decides whether the user may see it (``inspector.web.access``)."""
     runs = models.Run.objects.filter(**columns)
     if templates:
         runs = runs.select_related("project", "tokenizer__chat_template", "chat_template", "rows_chat_template")
@@ -145,10 +141,8 @@ def start_run(run: models.Run) -> None:
 
 
 def take_figures(run: models.Run) -> None:
-    """Count the figures of training steps and policy versions, and what the pages of a large run show.
-
-    The pages of a small run are counted whenever they are looked at.
-    """
+    """Count the figures of training steps and policy versions, and what the pages of a large run show. The pages of a
+    small run are counted whenever they are looked at."""
     take_training_steps(run)
     take_policy_versions(run)
     now = models.Run.objects.filter(pk=run.pk).first()  # the caller's totals may be of a while ago
@@ -201,10 +195,8 @@ def is_cancelled(run: models.Run) -> bool:
 
 
 def cancel_run(run: models.Run) -> None:
-    """Ask a run to stop. One that nobody has begun, or whose worker is lost, stops at once.
-
-    Workers see the flag within two seconds. The job of an import ends its run, so here an import is only asked.
-    """
+    """Ask a run to stop. One that nobody has begun, or whose worker is lost, stops at once. Workers see the flag within
+    two seconds. The job of an import ends its run, so here an import is only asked."""
     Status = models.Run.Status
     with transaction.atomic():
         locked = models.Run.objects.select_for_update().get(pk=run.pk)
@@ -314,10 +306,8 @@ def run_of_job(job: models.Job) -> models.Run:
 
 
 def run_and_trajectories(code: str) -> tuple[models.Run, QuerySet[models.StoredTrajectory]] | None:
-    """The run with a code and its trajectories in order; or a trajectory with the code, and its run.
-
-    None = there is neither. At most two queries, and the one for the trajectories.
-    """
+    """The run with a code and its trajectories in order; or a trajectory with the code, and its run. None = there is
+    neither. At most two queries, and the one for the trajectories."""
     run = find_run(templates=True, code=code)
     if run is not None:
         return run, run.trajectories.order_by("index")

@@ -27,10 +27,8 @@ TRUNCATED = "length"  # The reason of a completion that was cut by its length.
 
 
 def count_training_steps(run: Run, steps: Collection[int] | None = None) -> list[TrainingStepFigures]:
-    """The figures of these training steps (None = of all), not stored. A step without trajectories is left out.
-
-    Five queries for each :data:`PARAMETERS` steps, or five for all.
-    """
+    """The figures of these training steps (None = of all), not stored. A step without trajectories is left out. Five
+    queries for each :data:`PARAMETERS` steps, or five for all."""
     parts: Iterable[Sequence[int] | None] = [None] if steps is None else batched(sorted(set(steps)), PARAMETERS)
     return [figures for part in parts for figures in _counted(run, part)]
 
@@ -51,10 +49,8 @@ def figures_by(
     held: QuerySet[StoredTrajectory], axis: str, findings: QuerySet[StoredFinding], calls: QuerySet[StoredStep],
     axis_of_parts: str,
 ) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Each value of a column of trajectories, in order, and the columns of its figures. Five queries.
-
-    ``findings`` and ``calls``: those of the trajectories; their column ``axis_of_parts`` has the same values.
-    """
+    """Each value of a column of trajectories, in order, and the columns of its figures. Five queries. ``findings`` and
+    ``calls``: those of the trajectories; their column ``axis_of_parts`` has the same values."""
     totals: Any = held.values(axis).annotate(
         n_trajectories=Count("pk"), n_broken=Count("pk", filter=Q(worst_severity=Severity.ERROR)),
         first=Min("index"), last=Max("index"), unknown=Count("pk", filter=Q(n_lost=None)),
@@ -141,10 +137,8 @@ def without_training_step(run: Run) -> int:
 
 
 def stored_after(run: Run, key: int) -> QuerySet[StoredTrajectory]:
-    """The trajectories of a pushed run that were stored after the one with this key, in that order.
-
-    Keys and positions of a pushed run grow together, and an index leads to positions. One query, and one later.
-    """
+    """The trajectories of a pushed run that were stored after the one with this key, in that order. Keys and positions
+    of a pushed run grow together, and an index leads to positions. One query, and one later."""
     last = StoredTrajectory.objects.filter(pk=key, run=run).values_list("index", flat=True).first() if key else None
     trajectories = StoredTrajectory.objects.filter(run=run, pk__gt=key).order_by("index")
     return trajectories if last is None else trajectories.filter(index__gt=last)

@@ -30,10 +30,8 @@ def steps_with_tokens(steps: QuerySet[StoredStep], names: Collection[str] = PLAI
 
 
 def attach_steps(steps: Iterable[StoredStep], names: Collection[str] = tuple(STEP_ARRAYS)) -> list[StoredStep]:
-    """The same steps, selected with ``tokens`` and ``segment``; those in segments get their ``tokens`` from there.
-
-    An array that is not among ``names`` is None there. The first step of a fork gets the ids of the prefix too.
-    """
+    """The same steps, selected with ``tokens`` and ``segment``; those in segments get their ``tokens`` from there. An
+    array that is not among ``names`` is None there. The first step of a fork gets the ids of the prefix too."""
     result = list(steps)
     placed = [step for step in result if step.segment_id is not None]
     for step, arrays in zip(placed, read_places([_where(step) for step in placed], names), strict=True):

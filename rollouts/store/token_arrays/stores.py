@@ -28,10 +28,8 @@ class TokenStore(Protocol):
     """A batch with fewer ids is stored in the database first: a file for each would be many small files."""
 
     def put(self, run: Run, items: Sequence[TokenItem]) -> Sequence[Place | None]:
-        """Make arrays durable, before the transaction that stores their steps and rows. One place for each item.
-
-        None = the transaction inserts the arrays itself. Raises what the file storage raises; nothing is half stored.
-        """
+        """Make arrays durable, before the transaction that stores their steps and rows. One place for each item. None =
+        the transaction inserts the arrays itself. Raises what the file storage raises; nothing is half stored."""
         ...
 
 

@@ -91,10 +91,8 @@ def add_comment(trajectory: StoredTrajectory, author: Any, text: str, place: Pla
 
 
 def edit_comment(comment: Comment, text: str, version: int) -> None:
-    """Give a comment another text. ``version``: of the text that was read.
-
-    Raises :class:`Refusal`, and :class:`CommentMoved` where the comment was edited or deleted since.
-    """
+    """Give a comment another text. ``version``: of the text that was read. Raises :class:`Refusal`, and
+    :class:`CommentMoved` where the comment was edited or deleted since."""
     text = read_text(text)
     if text == comment.text and version == comment.version:
         return

@@ -40,10 +40,8 @@ class Contents:
         return self.add(value) if value else None
 
     def save(self) -> None:
-        """Insert bodies that are not stored yet. Call it once in the transaction that names them.
-
-        All lock and insert in the order of the keys, so that two writers cannot deadlock.
-        """
+        """Insert bodies that are not stored yet. Call it once in the transaction that names them. All lock and insert
+        in the order of the keys, so that two writers cannot deadlock."""
         missing, self._bodies = self._bodies, {}
         # SQLite lets one writer in at a time, so nothing can go before the commit.
         locks = connections[DEFAULT_DB_ALIAS].features.has_select_for_update
@@ -78,11 +76,8 @@ def keys_of(trajectories: Collection[int]) -> set[str]:
 
 
 def delete_unused(keys: Collection[str], waits: bool = False) -> None:
-    """Delete those bodies that nothing names any more.
-
-    Bodies that somebody else uses in this moment are looked at again after the commit: only who holds no other lock
-    may wait for them.
-    """
+    """Delete those bodies that nothing names any more. Bodies that somebody else uses in this moment are looked at
+    again after the commit: only who holds no other lock may wait for them."""
     busy: set[str] = set()
     for batch in batched(sorted(keys), 500):
         with transaction.atomic(savepoint=False):

@@ -23,10 +23,8 @@ BEHIND = "behind_likeliest"  # How far the sampled token stands behind the likel
 
 
 def names_beside(rows: Sequence[RowSummary], steps: Sequence[StepSummary]) -> dict[int, list[str]]:
-    """Row index -> the names of the columns that the row has by what engines told. No query.
-
-    ``rows`` and ``steps``: all of the trajectory. A row without such columns is left out.
-    """
+    """Row index -> the names of the columns that the row has by what engines told. No query. ``rows`` and ``steps``:
+    all of the trajectory. A row without such columns is left out."""
     with_values = {step.index: step for step in steps if _has_values(step)}
     names = {}
     for row in rows if with_values else ():
@@ -46,9 +44,7 @@ def columns_of_window(
     row: RowSummary, steps: Sequence[StepSummary], start: int, stop: int, names: Collection[str] | None = None
 ) -> dict[str, Floats]:
     """What a trainer or engines told of the tokens ``[start, stop)`` of a row, each ``[stop - start]``. One query.
-
-    ``names``: only these; those that the row lacks are left out. NaN where a column has no value.
-    """
+    ``names``: only these; those that the row lacks are left out. NaN where a column has no value."""
     if row.follows_steps:
         own = [name for name in names_beside([row], steps).get(row.index, []) if names is None or name in names]
         return columns_beside(row, steps, own, start, stop) if own else {}
@@ -62,10 +58,8 @@ def columns_of_window(
 def columns_beside(
     row: RowSummary, steps: Sequence[StepSummary], names: Collection[str], start: int, stop: int
 ) -> dict[str, Floats]:
-    """The columns ``names`` of the tokens ``[start, stop)`` of a row, each ``[stop - start]``, in nats. One query.
-
-    NaN where a token was not sampled, or nothing was told.
-    """
+    """The columns ``names`` of the tokens ``[start, stop)`` of a row, each ``[stop - start]``, in nats. One query. NaN
+    where a token was not sampled, or nothing was told."""
     columns: dict[str, Floats] = {name: np.full(stop - start, np.nan, dtype=np.float32) for name in names}
     here = [step for step in _sampled(row, steps, start, stop) if _has_values(step)]
     read = _read(here, tuple(names) if set(names) <= {ENTROPY, KEPT_SET} else _ALL)

@@ -33,10 +33,8 @@ def note_diagnosed(run: models.Run) -> None:
 
 
 def add_findings(run: models.Run, found: Sequence[tuple[models.StoredTrajectory, Sequence[Finding]]]) -> Counter[str]:
-    """Insert findings, inside a transaction. Returns the number of each kind. The caller updates the totals.
-
-    Pass every trajectory that was diagnosed, also those without findings.
-    """
+    """Insert findings, inside a transaction. Returns the number of each kind. The caller updates the totals. Pass every
+    trajectory that was diagnosed, also those without findings."""
     keys = reserve_keys(models.StoredFinding, sum(len(findings) for _, findings in found))
     records = [
         bare(
@@ -74,10 +72,8 @@ def add_findings(run: models.Run, found: Sequence[tuple[models.StoredTrajectory,
 
 
 def replace_findings(run: models.Run, found: Sequence[tuple[models.StoredTrajectory, Sequence[Finding]]]) -> None:
-    """Put new findings in place of the old ones of these trajectories, and correct all totals.
-
-    The outcomes of the checks are those that ``checks`` of each trajectory holds, and the gap is its ``gap``.
-    """
+    """Put new findings in place of the old ones of these trajectories, and correct all totals. The outcomes of the
+    checks are those that ``checks`` of each trajectory holds, and the gap is its ``gap``."""
     with transaction.atomic():
         locked = models.Run.objects.select_for_update().get(pk=run.pk)
         old = models.StoredFinding.objects.filter(trajectory__in=[trajectory.pk for trajectory, _ in found])

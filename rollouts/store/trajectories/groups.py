@@ -21,19 +21,15 @@ ADVANTAGES = "advantages"  # The name of the trainer's column.
 
 
 def trajectories_of_group(run: Run, group: str, limit: int) -> list[StoredTrajectory]:
-    """The trajectories of a group, the best reward first, those without a reward last. One query.
-
-    ``limit``: the first of them in run order.
-    """
+    """The trajectories of a group, the best reward first, those without a reward last. One query. ``limit``: the first
+    of them in run order."""
     trajectories = list(run.trajectories.filter(group=group).order_by("index")[:limit])
     return sorted(trajectories, key=lambda one: (one.reward is None, -(one.reward or 0.0), one.index))
 
 
 def group_advantages(rewards: Sequence[float | None]) -> list[float | None]:
-    """What GRPO makes of the rewards of a group: (reward − mean) / standard deviation with n − 1.
-
-    As in TRL and verl, but without their small number in the divisor. Equal rewards make 0; None stays None.
-    """
+    """What GRPO makes of the rewards of a group: (reward − mean) / standard deviation with n − 1. As in TRL and verl,
+    but without their small number in the divisor. Equal rewards make 0; None stays None."""
     present = [reward for reward in rewards if reward is not None]
     if len(present) < 2:
         return [None] * len(rewards)
@@ -44,10 +40,8 @@ def group_advantages(rewards: Sequence[float | None]) -> list[float | None]:
 
 
 def advantages_of_groups(run: Run) -> dict[int, float]:
-    """Key of a trajectory -> its :func:`group_advantages` among those of its group and training step. One query.
-
-    A trajectory without a group, without a reward or without a sibling that has one is left out.
-    """
+    """Key of a trajectory -> its :func:`group_advantages` among those of its group and training step. One query. A
+    trajectory without a group, without a reward or without a sibling that has one is left out."""
     scored = run.trajectories.exclude(group="").filter(reward__isnull=False).order_by()
     groups: dict[tuple[int | None, str], list[tuple[int, float]]] = defaultdict(list)
     for key, step, group, reward in scored.values_list("pk", "training_step", "group", "reward").iterator(10_000):

@@ -28,10 +28,8 @@ Status = models.StoredTrajectory.Status
 def add_queued_trajectories(
     run: models.Run, new: Sequence[tuple[models.StoredTrajectory, JSON]], extra: JSON = None
 ) -> list[models.StoredTrajectory]:
-    """Queue new trajectories of a launch, each with its task; the run expects that many more.
-
-    A task is any JSON value: what the environment needs to begin. ``extra`` is kept with each trajectory.
-    """
+    """Queue new trajectories of a launch, each with its task; the run expects that many more. A task is any JSON value:
+    what the environment needs to begin. ``extra`` is kept with each trajectory."""
     with transaction.atomic():
         contents = Contents()
         first = run.trajectories.count()
@@ -49,10 +47,8 @@ def add_queued_trajectories(
 
 
 def lease_trajectories(run: models.Run, n: int, seconds: float) -> list[models.StoredTrajectory]:
-    """Take up to ``n`` queued trajectories, or running ones whose worker has gone silent, for so many seconds.
-
-    Each comes back with its ``attempt``, which later calls must name. No two workers get the same one.
-    """
+    """Take up to ``n`` queued trajectories, or running ones whose worker has gone silent, for so many seconds. Each
+    comes back with its ``attempt``, which later calls must name. No two workers get the same one."""
     now = timezone.now()
     free = Q(status=Status.QUEUED) | Q(status=Status.RUNNING, lease_until__lt=now)
     until = now + timedelta(seconds=seconds)
@@ -94,11 +90,8 @@ def release_trajectories(records: Sequence[models.StoredTrajectory]) -> None:
 
 
 def save_steps(new: Sequence[tuple[int, int, Step]], prefix: Ids | None = None) -> None:
-    """Steps of several trajectories, as (trajectory key, step index, step), in one transaction.
-
-    ``prefix``: of the fork that all of them belong to.
-    Raises ``ValueError`` when a step would leave a gap before it.
-    """
+    """Steps of several trajectories, as (trajectory key, step index, step), in one transaction. ``prefix``: of the fork
+    that all of them belong to. Raises ``ValueError`` when a step would leave a gap before it."""
     if not new:
         return
     with transaction.atomic():
@@ -130,10 +123,8 @@ def save_steps(new: Sequence[tuple[int, int, Step]], prefix: Ids | None = None) 
 
 
 def finish_trajectories(ends: Sequence[TrajectoryEnd]) -> set[int]:
-    """Store the ends of many launched trajectories in one transaction. Returns the keys of those that ended now.
-
-    One whose attempt no longer holds it, or that has ended already, stays as it is.
-    """
+    """Store the ends of many launched trajectories in one transaction. Returns the keys of those that ended now. One
+    whose attempt no longer holds it, or that has ended already, stays as it is."""
     if not ends:
         return set()
     with transaction.atomic():

@@ -24,10 +24,8 @@ _TOTALS = ("n_steps", "n_rows", "n_tokens", "n_sampled")
 def append_steps(
     run: models.Run, calls: Mapping[str, Sequence[Step]], token_table: ByteTable | None = None
 ) -> dict[str, models.StoredTrajectory]:
-    """Add steps to the trajectories of these external ids, begun where they are new; rows follow at once.
-
-    One transaction. A trajectory that was settled is under way again.
-    """
+    """Add steps to the trajectories of these external ids, begun where they are new; rows follow at once. One
+    transaction. A trajectory that was settled is under way again."""
     with transaction.atomic():
         records, n_new, reopened = _records(run, calls)
         before = {record.pk: [getattr(record, name) for name in _TOTALS] for record in records.values()}

@@ -20,9 +20,7 @@ def stored_drifts(
     trajectory: StoredTrajectory, ids: Ids, step: int | None = None, row: int | None = None
 ) -> list[Drift] | None:
     """What would change in a step's completion or in a row with these ``ids``. None = nothing is stored. One query.
-
-    What was stored for other ids, or with another tokenizer than the run has now, is not used.
-    """
+    What was stored for other ids, or with another tokenizer than the run has now, is not used."""
     stored = Retokenized.objects.filter(trajectory=trajectory).first()
     tokenizer = trajectory.run.tokenizer
     if stored is None or tokenizer is None or stored.files_sha256 != tokenizer.files_sha256:
@@ -47,10 +45,8 @@ def checksum(ids: Ids) -> int:
 
 
 def keep_retokenized(run: models.Run, found: Sequence[tuple[int, Sequence[EncodedAgain]]]) -> None:
-    """Put new results in place of the old ones of these trajectories: primary key and what the diagnosis found.
-
-    A trajectory that was deleted meanwhile is left out.
-    """
+    """Put new results in place of the old ones of these trajectories: primary key and what the diagnosis found. A
+    trajectory that was deleted meanwhile is left out."""
     keys = [key for key, _ in found]
     with transaction.atomic():
         models.Retokenized.objects.filter(trajectory__in=keys).delete()

@@ -63,10 +63,8 @@ def row_window(
     stop: int,
     steps: Sequence[StepSummary] | None = None,
 ) -> Tokens:
-    """The tokens ``[start, stop)``, clipped to the row. Reads only arrays that overlap.
-
-    ``steps``: all steps of the trajectory, where they are known. One query then for a row that is known; else 3.
-    """
+    """The tokens ``[start, stop)``, clipped to the row. Reads only arrays that overlap. ``steps``: all steps of the
+    trajectory, where they are known. One query then for a row that is known; else 3."""
     record = get_row(trajectory, row)
     start = max(0, min(start, record.n_tokens))
     stop = max(start, min(stop, record.n_tokens))

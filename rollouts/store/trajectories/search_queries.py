@@ -70,10 +70,8 @@ def rows_of_steps(findings: Sequence[StoredFinding]) -> dict[tuple[int, int | No
 
 
 def metadata_with(keys: Sequence[int], text: str, as_json: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Key and metadata by name of the trajectories whose metadata hold a text, in order. One query.
-
-    ``as_json``: the text as it stands in JSON.
-    """
+    """Key and metadata by name of the trajectories whose metadata hold a text, in order. One query. ``as_json``: the
+    text as it stands in JSON."""
     matches = Q(code=text)
     for column in NAMES:
         matches |= Q(**{f"{column}__icontains": text})
@@ -87,10 +85,8 @@ def metadata_with(keys: Sequence[int], text: str, as_json: str) -> Iterator[tupl
 def trajectories_named(
     access: Access, runs: Sequence[Run], text: str, limit: int, most: int = 1000
 ) -> list[StoredTrajectory]:
-    """The trajectory with a code, or those whose names hold a text among the first ``most`` of each of these runs.
-
-    With their runs, the newest first. One query, which reads at most ``most`` lines of each run.
-    """
+    """The trajectory with a code, or those whose names hold a text among the first ``most`` of each of these runs. With
+    their runs, the newest first. One query, which reads at most ``most`` lines of each run."""
     matches = Q(run__in=[run.pk for run in runs], index__lt=most, external_id__icontains=text) | Q(code=text)
     trajectories = access.limit(StoredTrajectory.objects.filter(matches), "run__project").select_related("run")
     return list(trajectories.order_by("-run_id", "index")[:limit])

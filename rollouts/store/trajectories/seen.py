@@ -27,10 +27,8 @@ def seen_in_run(run: Run, reader: int) -> QuerySet[Seen]:
 
 
 def mark_seen(trajectory: StoredTrajectory, user: Any, seen: bool = True) -> None:
-    """Mark a trajectory as seen by a user, or as not seen; twice is as once.
-
-    Raises :class:`Refusal` for one that still grows.
-    """
+    """Mark a trajectory as seen by a user, or as not seen; twice is as once. Raises :class:`Refusal` for one that still
+    grows."""
     if not seen:
         Seen.objects.filter(user=user, trajectory=trajectory).delete()
     elif is_active(trajectory):

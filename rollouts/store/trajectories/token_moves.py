@@ -30,10 +30,8 @@ class _Arrays(NamedTuple):
 
 
 def move_arrays(run: models.Run, trajectories: Sequence[models.StoredTrajectory], store: TokenStore) -> int:
-    """Move the arrays of trajectories that are not in a store yet. Returns how many steps and rows were moved.
-
-    Call it outside a transaction.
-    """
+    """Move the arrays of trajectories that are not in a store yet. Returns how many steps and rows were moved. Call it
+    outside a transaction."""
     arrays = _read(trajectories, Q(segment__isnull=store.slug == "segments"))
     return _replace(trajectories, arrays, store.put(run, [entry.item for entry in arrays]))
 
@@ -78,10 +76,8 @@ def fill_origins(
 
 
 def _put_again(trajectories: Sequence[models.StoredTrajectory], origins: Mapping[int, Any]) -> None:
-    """Put trajectories elsewhere with these origins of their steps, because segments never change.
-
-    A small batch goes into the database, from where it is gathered with others.
-    """
+    """Put trajectories elsewhere with these origins of their steps, because segments never change. A small batch goes
+    into the database, from where it is gathered with others."""
     arrays = []
     for owner, item in _read(trajectories, Q(segment__isnull=False)):
         if item.step is not None and owner.pk in origins:

@@ -75,10 +75,8 @@ def delete_replaced(now: datetime) -> None:
 
 
 def delete_orphans(now: datetime) -> None:
-    """Delete files that no row names, because their transaction never ended or their deletion broke off.
-
-    A database that names none at all deletes nothing: it may be a new one, beside files of another.
-    """
+    """Delete files that no row names, because their transaction never ended or their deletion broke off. A database
+    that names none at all deletes nothing: it may be a new one, beside files of another."""
     if not models.TokenSegment.objects.exists():
         return
     for batch in batched(files.listed(SEGMENTS), 500):

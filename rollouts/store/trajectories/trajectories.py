@@ -26,10 +26,8 @@ LAST = 2**31 - 1  # No trajectory has a larger index.
 
 
 def load_trajectory(trajectory: models.StoredTrajectory) -> Trajectory:
-    """The stored value, with identical arrays. Five queries for a trajectory of every length.
-
-    ``rows`` holds the rows that a trainer or a strategy wrote, without the rows that follow from the steps.
-    """
+    """The stored value, with identical arrays. Five queries for a trajectory of every length. ``rows`` holds the rows
+    that a trainer or a strategy wrote, without the rows that follow from the steps."""
     return next(load_trajectories([trajectory]))
 
 

@@ -37,10 +37,8 @@ def list_trajectories(
 def neighbours(
     trajectory: models.StoredTrajectory, filters: TrajectoryFilters | None = None, sort: str = "index"
 ) -> tuple[models.StoredTrajectory | None, models.StoredTrajectory | None]:
-    """The trajectories before and after it, in the order of a list, among those that pass.
-
-    Two queries in run order, at most six in another one.
-    """
+    """The trajectories before and after it, in the order of a list, among those that pass. Two queries in run order, at
+    most six in another one."""
     passing_trajectories = filter_trajectories(trajectory.run, filters or TrajectoryFilters())
     if sort not in SORTS:
         sort = "index"
@@ -51,10 +49,8 @@ def neighbours(
 
 
 def count_trajectories(run: models.Run, filters: TrajectoryFilters) -> int:
-    """The number of trajectories that pass, or ``MAX_COUNTED + 1`` where there are more.
-
-    At most one query; none where the totals of the run tell it.
-    """
+    """The number of trajectories that pass, or ``MAX_COUNTED + 1`` where there are more. At most one query; none where
+    the totals of the run tell it."""
     if filters.pass_all:
         return run.n_trajectories
     return _count(filter_trajectories(run, filters), MAX_COUNTED)
@@ -90,11 +86,8 @@ Stretch = tuple[Q, tuple[str, ...]]  # A condition, and the order of the traject
 
 
 def _stretches(sort: str, place: Place | None) -> list[Stretch]:
-    """What follows a place of the list, None = the whole list, in order.
-
-    A condition with *or* in it would read every trajectory of an equal value, and no index has those without a reward
-    last in both databases.
-    """
+    """What follows a place of the list, None = the whole list, in order. A condition with *or* in it would read every
+    trajectory of an equal value, and no index has those without a reward last in both databases."""
     column, descending = sort.removeprefix("-"), sort.startswith("-")
     value, index = place or (None, -1)
     if column == "index":

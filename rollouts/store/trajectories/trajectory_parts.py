@@ -116,10 +116,8 @@ class StepWiseRows:
 
 
 def rows_and_steps(trajectory: StoredTrajectory) -> tuple[list[RowSummary], list[StepSummary]]:
-    """All rows and steps of a trajectory. Two queries.
-
-    A running or failed trajectory has steps and no stored rows. It gets the rows that its steps make so far.
-    """
+    """All rows and steps of a trajectory. Two queries. A running or failed trajectory has steps and no stored rows. It
+    gets the rows that its steps make so far."""
     stored = trajectory.rows.order_by("index").values_list(
         "index", "n_tokens", "n_trained", "step_indices", "last_step_id", "pk"
     )
@@ -282,10 +280,8 @@ def row_not_sampled(trajectory: StoredTrajectory) -> int | None:
 def row_finding_sentences(
     trajectory: StoredTrajectory, row: RowSummary, without: Collection[str], limit: int
 ) -> list[tuple[str, str, str]]:
-    """Kind, evidence and remedy of the findings of a row and of its steps. One query.
-
-    Info findings and the kinds in ``without`` are left out.
-    """
+    """Kind, evidence and remedy of the findings of a row and of its steps. One query. Info findings and the kinds in
+    ``without`` are left out."""
     of_row = Q(row_index=row.index, step_index=None) | Q(step_index__in=row.steps)
     findings = (
         trajectory.findings.filter(of_row, axis=Axis.ROW).exclude(severity=Severity.INFO).exclude(kind__in=without)

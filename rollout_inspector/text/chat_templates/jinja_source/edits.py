@@ -21,10 +21,8 @@ Span = tuple[int, int]
 
 
 def operands(tokens: Sequence[Token]) -> Iterator[tuple[Span, Span, str]]:
-    """The operands of the ``and`` and ``or`` of a condition, nested ones too: offsets in the template.
-
-    An operand, the same with the word that joins it (behind the first operand, before any other), and that word.
-    """
+    """The operands of the ``and`` and ``or`` of a condition, nested ones too: offsets in the template. An operand, the
+    same with the word that joins it (behind the first operand, before any other), and that word."""
     joints = [n for n in top_level(tokens) if tokens[n].text in ("and", "or")]
     if not joints:
         if tokens and not top_level(tokens) and (tokens[0].text, tokens[-1].text) == ("(", ")"):
@@ -75,10 +73,8 @@ def _inline(tokens: Sequence[Token]) -> Iterator[Sequence[Token]]:
 
 
 def edits(template: str, near: Mapping[int, int]) -> list[tuple[tuple[int, int, int], int, int, str]]:
-    """Changes of one condition each, the likeliest first; ``near`` is line -> distance (``scan.suspects``).
-
-    The rank, which begins with the distance of the line; then ``start``, ``stop``, ``text``: what replaces that range.
-    """
+    """Changes of one condition each, the likeliest first; ``near`` is line -> distance (``scan.suspects``). The rank,
+    which begins with the distance of the line; then ``start``, ``stop``, ``text``: what replaces that range."""
     ranks: dict[tuple[int, int, str], tuple[int, int, int]] = {}
 
     def add(start: int, stop: int, text: str, line: int, kind: int, order: int) -> None:

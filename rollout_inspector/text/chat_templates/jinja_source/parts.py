@@ -176,9 +176,7 @@ def cut(operand: Operand, offset: int) -> tuple[Operand, Operand]:
 
 def explicit(nodes: Sequence[Node], mark: Callable[[Operand, Sequence[str]], str], loops: Sequence[str] = ()) -> str:
     """A template that renders the same with white space spelled out, and ``mark`` before what each operand writes.
-
-    ``mark`` takes an operand and the heads of the loops around it, and returns template source.
-    """
+    ``mark`` takes an operand and the heads of the loops around it, and returns template source."""
     written = []
     for node in nodes:
         if isinstance(node, BranchGroup):

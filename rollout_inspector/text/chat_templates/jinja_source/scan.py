@@ -25,10 +25,8 @@ def scan(template: str) -> list[Piece]:
 
 
 def branches(template: str) -> Iterator[tuple[Piece, Piece, range]]:
-    """All branches of all conditions: the tag that begins the branch, the ``if`` that it belongs to, and its lines.
-
-    The lines are 1-based, from that of the first tag to that of the tag that ends the branch.
-    """
+    """All branches of all conditions: the tag that begins the branch, the ``if`` that it belongs to, and its lines. The
+    lines are 1-based, from that of the first tag to that of the tag that ends the branch."""
     stack: list[tuple[Piece, Piece]] = []
     for tag in scan(template):
         if tag.kind in ("if", "for"):
@@ -45,9 +43,7 @@ def branches(template: str) -> Iterator[tuple[Piece, Piece, range]]:
 
 def deciding_condition(template: str, one: int | None, other: int | None) -> Piece | None:
     """The innermost condition that guards one of two lines and not the other: the likeliest cause of a difference.
-
-    ``one`` and ``other``: 1-based lines of the template, None = not known. Returns None where there is none.
-    """
+    ``one`` and ``other``: 1-based lines of the template, None = not known. Returns None where there is none."""
     if one is None or other is None:
         return None
     for line, against in ((one, other), (other, one)):
@@ -107,10 +103,8 @@ def _names(tokens: Sequence[Token]) -> Iterator[str]:
 
 
 def switches(template: str) -> dict[str, tuple[object, ...]]:
-    """The names that a template takes from its caller, in order, with values that it tells apart.
-
-    Of a name that it loops over these are lists. A name without values is tested alone, or written.
-    """
+    """The names that a template takes from its caller, in order, with values that it tells apart. Of a name that it
+    loops over these are lists. A name without values is tested alone, or written."""
     values: dict[str, list[object]] = {}
     elements: dict[str, list[object]] = {}
     own_names, loops = set(_GIVEN), dict[str, str]()

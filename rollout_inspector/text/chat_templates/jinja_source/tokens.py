@@ -63,10 +63,8 @@ class Piece:
 
 @lru_cache(maxsize=8)
 def pieces(template: str) -> tuple[Piece, ...]:
-    """All pieces in order; their sources, joined, are the template.
-
-    Never raises: from the place on where Jinja's lexer stops at an error, the rest is one piece of kind ``unread``.
-    """
+    """All pieces in order; their sources, joined, are the template. Never raises: from the place on where Jinja's lexer
+    stops at an error, the rest is one piece of kind ``unread``."""
     return tuple(_pieces(template))
 
 

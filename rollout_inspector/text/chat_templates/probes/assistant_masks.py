@@ -15,11 +15,8 @@ class OffsetCodec(Protocol):
 
 
 def transformers_mask(codec: OffsetCodec, text: str, spans: Sequence[tuple[int, int]]) -> Mask:
-    """The mask ``[T]`` that ``return_assistant_tokens_mask`` makes of these spans, its overrun included.
-
-    Where the last character of a span lies in no token's offsets (or in token 0), ``transformers`` runs on to the end
-    of the row.
-    """
+    """The mask ``[T]`` that ``return_assistant_tokens_mask`` makes of these spans, its overrun included. Where the last
+    character of a span lies in no token's offsets (or in token 0), ``transformers`` runs on to the end of the row."""
     ids, offsets = codec.encode_offsets(text)
     mask = np.zeros(len(ids), dtype=np.bool_)
     for start, stop in spans:

@@ -83,10 +83,8 @@ _WORDS = {
 
 
 def _hides(probe: Probe, absent: Sequence[str], form: MessageShape) -> bool:
-    """Whether a template leaves out a message whose like it renders elsewhere: an earlier result, a call, an answer.
-
-    It is no such message where reasoning, or one of several calls, is never rendered.
-    """
+    """Whether a template leaves out a message whose like it renders elsewhere: an earlier result, a call, an answer. It
+    is no such message where reasoning, or one of several calls, is never rendered."""
     stems = {marker.rstrip("0123456789") for marker in absent}
     calls = [markers_of(call) for message in (*probe.before, *probe.appended) if (call := message.get("tool_calls"))]
     arguments = [[marker for marker in markers if marker.startswith("ARGX")] for markers in calls]
@@ -142,10 +140,8 @@ def check_tito_post(cache: RenderCache) -> Check:
 
 
 def _is_lost_on(form: MessageShape) -> bool:
-    """Whether the template renders calls and results in this form and not in the plain one of the post.
-
-    Then the words of the post vanish in the render, and their pass would be void.
-    """
+    """Whether the template renders calls and results in this form and not in the plain one of the post. Then the words
+    of the post vanish in the render, and their pass would be void."""
     return form.calls and replace(form, reasoning="") != MessageShape()
 
 
@@ -221,10 +217,8 @@ def check(
 def cannot_render(
     renderer: TemplateRenderer, tools: Sequence[Tool] | None = None, kwargs: Mapping[str, Any] | None = None
 ) -> str:
-    """Why no check of a template can be made, as one sentence; empty = checks can be made.
-
-    A template that raises can be checked: it may want other messages than these.
-    """
+    """Why no check of a template can be made, as one sentence; empty = checks can be made. A template that raises can
+    be checked: it may want other messages than these."""
     simplest = Conversation([{"role": "user", "content": "UQ1"}], tools, kwargs)
     outcome = renderer.render_many([simplest])[0]
     return outcome.error if outcome.kind in _BROKEN else ""

@@ -127,10 +127,8 @@ def control_text(cache: RenderCache) -> Check:
 def content_form(
     name: str, title: str, build: Callable[[MessageShape], tuple[list[Message], list[Message]]]
 ) -> CheckFunction:
-    """The check whether content in another form is rendered like the same content as a string.
-
-    ``build`` returns the conversation with the string, then the one in the other form.
-    """
+    """The check whether content in another form is rendered like the same content as a string. ``build`` returns the
+    conversation with the string, then the one in the other form."""
     question = Check(name, title, Purpose.FACTS, decisive=False)
 
     def answer(cache: RenderCache) -> Check:

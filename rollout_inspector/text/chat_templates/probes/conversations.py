@@ -156,9 +156,8 @@ def thinking_probes(
 def conversation_probes(
     messages: Sequence[Message], tools: Sequence[Tool] | None, kwargs: Mapping[str, Any] | None
 ) -> Iterator[Probe]:
-    """Probes of a user's own conversation, one for each place where messages follow an assistant message.
-
-    Messages are counted from 0, as findings and pages count them."""
+    """Probes of a user's own conversation, one for each place where messages follow an assistant message. Messages are
+    counted from 0, as findings and pages count them."""
     for n in range(1, len(messages)):
         if messages[n - 1].get("role") != "assistant" or messages[n].get("role") == "assistant":
             continue

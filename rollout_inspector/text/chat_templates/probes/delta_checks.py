@@ -42,10 +42,8 @@ def seam(cache: RenderCache) -> Check:
 
 
 def fixed_base(name: str, title: str, in_call: bool) -> CheckFunction:
-    """The check whether a fixed dummy base yields the same delta as the real conversation.
-
-    ``in_call``: the base ends in a call, else in a user message.
-    """
+    """The check whether a fixed dummy base yields the same delta as the real conversation. ``in_call``: the base ends
+    in a call, else in a user message."""
     question = Check(name, title, Purpose.FIXED_BASE)
 
     def answer(cache: RenderCache) -> Check:

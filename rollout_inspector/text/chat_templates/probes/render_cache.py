@@ -103,10 +103,8 @@ class RenderCache:
         return [(match.start(), match.group()) for match in self.control_pattern.finditer(text)]
 
     def behind_header(self, text: str, close: int, stop: str | None) -> int:
-        """Where what was sampled ends, of a turn that closes at a character of a render.
-
-        A template without a stop token lets the model stop at the next header, which is sampled then.
-        """
+        """Where what was sampled ends, of a turn that closes at a character of a render. A template without a stop
+        token lets the model stop at the next header, which is sampled then."""
         header = self.control_pattern.match(text, close) if stop is None else None
         return close if header is None else header.end()
 

@@ -185,10 +185,8 @@ class CheckReport:
     tokenizer: Mapping[str, Any] | None  # Name, sha256 and encoder; None = checked without a tokenizer.
     form: str  # The form of messages that the template accepts, in words.
     prefix_preserving: bool | None
-    """The answer of the twelve lines of Hugging Face's TITO post.
-
-    None = no answer: the template raises on them in every form, or does not render the call or its result.
-    """
+    """The answer of the twelve lines of Hugging Face's TITO post. None = no answer: the template raises on them in
+    every form, or does not render the call or its result."""
     checks: Sequence[Check]
     notes: Sequence[str] = ()
     repair: Any = None

@@ -21,9 +21,7 @@ class RegressionSet:
         self, cache: RenderCache, own: Sequence[Message] | None = None, others: Iterable[Conversation] = ()
     ) -> None:
         """``own``: messages of the user's own conversation, probed too. Each prefix of it is a conversation: pass few.
-
-        ``others``: further conversations to compare on, each with every prefix.
-        """
+        ``others``: further conversations to compare on, each with every prefix."""
         self.cache = cache
         self.probes = [
             tito_post_probe(MessageShape(), cache), tito_post_probe(cache.form, cache), *all_probes(cache, own),
@@ -86,10 +84,8 @@ class RegressionSet:
         return any(texts[key] != other[key] for key in keys)
 
     def keeps(self, template: str) -> bool:
-        """Does everything that was preserved render as before?
-
-        The conversations that refuted earlier candidates are rendered first.
-        """
+        """Does everything that was preserved render as before? The conversations that refuted earlier candidates are
+        rendered first."""
         for start, stop in ((0, CANARIES), (CANARIES, len(self.kept))):
             keys = self.kept[start:stop]
             texts = self.texts(template, keys)
@@ -124,10 +120,8 @@ class RegressionSet:
         return places
 
     def changed(self, template: str) -> tuple[tuple[Conversation, str, str], ...]:
-        """The conversations that render differently, with or without the generation prompt, each once; both renders.
-
-        A conversation has the generation prompt only where the render without it stays.
-        """
+        """The conversations that render differently, with or without the generation prompt, each once; both renders. A
+        conversation has the generation prompt only where the render without it stays."""
         texts = self.texts(template)
         changes: dict[str, tuple[Conversation, str, str]] = {}
         for key, conversation in self.conversations.items():  # without the generation prompt first

@@ -27,10 +27,8 @@ class SampledSpans:
 
 
 def sampled_spans(regressions: RegressionSet, stop: str | None) -> dict[str, SampledSpans]:
-    """What was sampled in each conversation with an assistant message, by the conversation's key.
-
-    Raises :class:`CannotMark` where no conversation tells.
-    """
+    """What was sampled in each conversation with an assistant message, by the conversation's key. Raises
+    :class:`CannotMark` where no conversation tells."""
     spans_by_key = {}
     for key, conversation in regressions.conversations.items():
         roles = [message["role"] for message in conversation.messages]
@@ -81,10 +79,8 @@ def _spans(regressions: RegressionSet, conversation: Conversation, stop: str | N
 
 
 def _behind_header(whole: str, position: int, header: str, markers: Sequence[str]) -> int:
-    """The character at which an answer begins in a render that rewrote it; -1 where none is found.
-
-    The answer begins behind the generation prompt, or behind its first lines where the render drops the others.
-    """
+    """The character at which an answer begins in a render that rewrote it; -1 where none is found. The answer begins
+    behind the generation prompt, or behind its first lines where the render drops the others."""
     lines = header.splitlines(keepends=True)
     for n in range(len(lines), 0, -1):
         head = "".join(lines[:n])

@@ -30,10 +30,8 @@ Any other state is the condition under which the operand writes sampled text."""
 
 @dataclass
 class OperandUse:
-    """The answers that an operand's tests gave, where it wrote inside of sampled spans and where outside.
-
-    Answers are a string of ``0`` and ``1``, one for each test.
-    """
+    """The answers that an operand's tests gave, where it wrote inside of sampled spans and where outside. Answers are a
+    string of ``0`` and ``1``, one for each test."""
 
     tests: list[str] = field(default_factory=list)
     inside: set[str] = field(default_factory=set)
@@ -69,10 +67,8 @@ class OperandUse:
 def learn_places(
     regressions: RegressionSet, template: str, spans: Mapping[str, SampledSpans]
 ) -> tuple[list[Node], dict[int, str]]:
-    """The template taken apart and cut where spans begin and end, and the state of each operand.
-
-    Raises :class:`CannotMark`.
-    """
+    """The template taken apart and cut where spans begin and end, and the state of each operand. Raises
+    :class:`CannotMark`."""
     nodes = take_apart(template)
     switches = _switches(nodes)
     for _ in range(CUTS):

@@ -98,10 +98,8 @@ class Rendered:
 
 
 class Worker(LimitedProcess):
-    """One subprocess. The constructor raises :class:`RenderFailed` where it does not start.
-
-    JSON alone crosses its standard streams, because it runs what strangers wrote.
-    """
+    """One subprocess. The constructor raises :class:`RenderFailed` where it does not start. JSON alone crosses its
+    standard streams, because it runs what strangers wrote."""
 
     spoilt = False  # It is not trusted with the next request.
 
@@ -125,9 +123,7 @@ class Worker(LimitedProcess):
 
     def answer(self, until: float) -> Any:
         """The next message, within ``WALL_SECONDS``, or ``STARVED_WALL_SECONDS`` if the worker gets no computing time.
-
-        Raises ``Late`` or ``ProcessEnded``.
-        """
+        Raises ``Late`` or ``ProcessEnded``."""
         used = self.cpu_seconds()
         try:
             data = self.receive(min(until, time.monotonic() + WALL_SECONDS))

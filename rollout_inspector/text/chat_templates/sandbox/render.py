@@ -35,10 +35,8 @@ class _Render:
 
 
 class TemplateRenderer:
-    """Implements :class:`rollout_inspector.streams.interfaces.Renderer`; every render runs in the sandbox.
-
-    Short renders are remembered: the trajectories of a prompt begin alike, and rules render the same few words.
-    """
+    """Implements :class:`rollout_inspector.streams.interfaces.Renderer`; every render runs in the sandbox. Short
+    renders are remembered: the trajectories of a prompt begin alike, and rules render the same few words."""
 
     def __init__(self, tokenizer: TemplateTokenizer | None, chat_template: str, now: str = "") -> None:
         self.tokenizer = tokenizer
@@ -121,9 +119,7 @@ class TemplateRenderer:
 
     def render_tracked(self, conversation: Conversation) -> tuple[str, tuple[tuple[int, int], ...]]:
         """The text, and its characters ``[start, stop)`` that generation blocks wrote, as ``transformers`` counts them.
-
-        Raises :class:`RenderFailed`.
-        """
+        Raises :class:`RenderFailed`."""
         rendered = self.rendered(conversation)
         return rendered.text, rendered.tracked_spans
 

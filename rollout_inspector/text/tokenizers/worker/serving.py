@@ -171,10 +171,8 @@ def _requests(idle_seconds: float) -> Iterator[wire.Message]:
 
 
 def main(idle_seconds: float) -> None:
-    """Answer requests until their stream ends, or none comes for so long.
-
-    What a stranger's tokenizer raises is answered as a sentence.
-    """
+    """Answer requests until their stream ends, or none comes for so long. What a stranger's tokenizer raises is
+    answered as a sentence."""
     statm = os.open("/proc/self/statm", os.O_RDONLY) if os.path.exists("/proc/self/statm") else None
     worker: ServedTokenizer | None = None
     _write({"ready": True})

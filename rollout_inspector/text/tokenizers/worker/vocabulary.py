@@ -92,9 +92,7 @@ def is_control(content: str, special: bool) -> bool:
 
 def build(definition: Definition, decode: Decode) -> tuple[NDArray[np.uint32], bytes, NDArray[np.bool_], str]:
     """Offsets ``[V+1]``, all bytes, control mask ``[V]`` and the kind of table: the arguments of a ``ByteTable``.
-
-    ``decode``: the text of ids, by the reference encoder. Raises :class:`TokenizerUnusable`.
-    """
+    ``decode``: the text of ids, by the reference encoder. Raises :class:`TokenizerUnusable`."""
     try:
         kind = kind_of(definition.tokenizer)
         base = dict(definition.base())
@@ -126,10 +124,8 @@ def build(definition: Definition, decode: Decode) -> tuple[NDArray[np.uint32], b
 
 
 def cut_at(definition: Mapping[str, Any]) -> list[str]:
-    """The control tokens at which a text may be cut, the longest first. Empty where rules reach across them.
-
-    Encoders look for the tokens with ``normalized: false`` before they do anything else.
-    """
+    """The control tokens at which a text may be cut, the longest first. Empty where rules reach across them. Encoders
+    look for the tokens with ``normalized: false`` before they do anything else."""
     if definition.get("truncation") or definition.get("padding"):
         return []
     before = [*parts(definition.get("pre_tokenizer")), *parts(definition.get("normalizer"))]

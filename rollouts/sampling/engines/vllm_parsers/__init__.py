@@ -36,10 +36,8 @@ def missing() -> str:
 
 
 class VllmParsers:
-    """The parsers that the installed vLLM has, for one tokenizer. Use it as a context manager.
-
-    The tokenizer may be a stranger's: its files are parsed in the confined process. Raises :class:`Refusal`.
-    """
+    """The parsers that the installed vLLM has, for one tokenizer. Use it as a context manager. The tokenizer may be a
+    stranger's: its files are parsed in the confined process. Raises :class:`Refusal`."""
 
     def __init__(self, folder: Path) -> None:
         """``folder``: of the tokenizer."""
@@ -65,10 +63,8 @@ class VllmParsers:
                 yield kind, name, {"error": NOT_ASKED} if late else self.read(kind, name, text, tools)
 
     def read(self, kind: str, name: str, text: str, tools: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
-        """What a parser reads of a text: ``content``, ``reasoning``, ``calls``; or ``error``, a sentence.
-
-        ``kind``: ``tool`` or ``reasoning``. ``calls``: each with ``name`` and ``arguments``, a text.
-        """
+        """What a parser reads of a text: ``content``, ``reasoning``, ``calls``; or ``error``, a sentence. ``kind``:
+        ``tool`` or ``reasoning``. ``calls``: each with ``name`` and ``arguments``, a text."""
         if self._process is None:
             if self._n_starts >= MAX_STARTS:
                 return {"error": NOT_ASKED}

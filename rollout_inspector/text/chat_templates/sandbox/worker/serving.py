@@ -93,10 +93,8 @@ def read_message(stream: BinaryIO) -> Any:
 
 
 def main(memory: int, confine: Callable[[int], str]) -> None:
-    """Answer requests until their stream ends; ``memory``: bytes beyond what is mapped at the start.
-
-    ``confine``: :func:`rollout_inspector.text.confinement.confine`. What it lacks is said in the first message.
-    """
+    """Answer requests until their stream ends; ``memory``: bytes beyond what is mapped at the start. ``confine``:
+    :func:`rollout_inspector.text.confinement.confine`. What it lacks is said in the first message."""
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     for name in _LOADED_LATE:
         importlib.import_module(name)
