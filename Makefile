@@ -56,12 +56,14 @@ run: $(VENV)/.installed
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
+	$(BIN)/isort --check --quiet .
 	$(BIN)/mypy
 	find templates -name '*.html' -print0 | xargs -0 -r $(BIN)/djade --check
 	$(BIN)/python manage.py makemigrations --check --dry-run
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
+	$(BIN)/isort --quiet .
 	find templates -name '*.html' -print0 | xargs -0 -r $(BIN)/djade
 
 test: lint

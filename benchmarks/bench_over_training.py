@@ -32,13 +32,7 @@ from rollouts.jobs.imports import imports
 from rollouts.jobs.pushes import take_push
 from rollouts.store.jobs.jobs import take_job
 from rollouts.store.models import (
-    Job,
-    PushedFigures,
-    Run,
-    RunFigures,
-    StoredFinding,
-    StoredTrajectory,
-    TrainingStepFigures,
+    Job, PushedFigures, Run, RunFigures, StoredFinding, StoredTrajectory, TrainingStepFigures
 )
 from rollouts.store.runs import figures
 from rollouts.store.runs.pushed_figures import count_due

@@ -5,18 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.conftest import (  # noqa: F401
-    bucket,
-    chromium,
-    corpus,
-    django_db_modify_db_settings,
-    push_process,
-    pushes_in_this_process,
-    pytest_collection_finish,
-    redis_url,
-    s3,
-    tiny_tokenizer,
-    vllm_available,
-    warm_tokenizers,
+    bucket, chromium, corpus, django_db_modify_db_settings, push_process, pushes_in_this_process,
+    pytest_collection_finish, redis_url, s3, tiny_tokenizer, vllm_available, warm_tokenizers
 )
 
 

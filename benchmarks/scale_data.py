@@ -12,19 +12,8 @@ from django.db import connection, models, transaction
 from rollout_inspector.diagnose import KINDS, VERSION
 from rollout_inspector.streams.trajectory import ids_array
 from rollouts.store.models import (
-    ApiToken,
-    ChatTemplate,
-    Job,
-    Rejection,
-    Run,
-    ShareLink,
-    StepTokens,
-    StoredFinding,
-    StoredRow,
-    StoredStep,
-    StoredTrajectory,
-    TemplateCheck,
-    Tokenizer,
+    ApiToken, ChatTemplate, Job, Rejection, Run, ShareLink, StepTokens, StoredFinding, StoredRow, StoredStep,
+    StoredTrajectory, TemplateCheck, Tokenizer
 )
 from rollouts.store.runs.runs import take_figures
 

@@ -4,10 +4,8 @@ from django.urls import include, path, register_converter
 
 from inspector.api import push_views as push
 from inspector.chat_templates import tokenizers_page as tokenizers
-from inspector.runs import gallery_page as gallery
-from inspector.runs import workers_page as workers
-from inspector.server import health
-from inspector.server import metrics_view as metrics
+from inspector.runs import gallery_page as gallery, workers_page as workers
+from inspector.server import health, metrics_view as metrics
 from inspector.web import errors
 from inspector.web.twins import twins
 

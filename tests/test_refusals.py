@@ -13,8 +13,7 @@ from inspector.api.remedies import WORDS as API_WORDS
 from inspector.api.run_answers import job_answer
 from inspector.runs.jobs.job_values import JobValues
 from inspector.web.remedies import WORDS as PAGE_WORDS
-from rollout_inspector.commands.remedies import WORDS as COMMAND_WORDS
-from rollout_inspector.commands.remedies import sentence_of
+from rollout_inspector.commands.remedies import WORDS as COMMAND_WORDS, sentence_of
 from rollout_inspector.refusal import Refusal, Remedy, Words, worded
 from rollouts.store.models import Job, Run
 from rollouts.store.runs.runs import create_run

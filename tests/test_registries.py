@@ -36,13 +36,7 @@ from rollouts.jobs.imports import imports
 from rollouts.jobs.launch import LaunchSettings, ServedModel
 from rollouts.jobs.replays import replay_context, trajectory_replays
 from rollouts.sampling.engines import (
-    ENGINES,
-    EngineSpec,
-    GenerationRequest,
-    Sampling,
-    build_engine,
-    engine_spec,
-    offered_engines,
+    ENGINES, EngineSpec, GenerationRequest, Sampling, build_engine, engine_spec, offered_engines
 )
 from rollouts.sampling.engines.engine_thread import EngineThread
 from rollouts.sampling.engines.scripted import ScriptedEngine

@@ -16,12 +16,7 @@ from rollout_inspector.refusal import Refusal
 from rollouts.store.models import Comment, Role, StoredTrajectory
 from rollouts.store.parameters import Count
 from rollouts.store.trajectories.comments import (
-    add_comment,
-    delete_comment,
-    edit_comment,
-    find_comment,
-    reopen_comment,
-    resolve_comment,
+    add_comment, delete_comment, edit_comment, find_comment, reopen_comment, resolve_comment
 )
 
 router = Router(tags=["comments"])

@@ -12,13 +12,7 @@ from inspector.api.operation_docs import NOT_CHANGED, PartAsked, extra
 from inspector.api.run_answers import JobAnswer, job_answer
 from inspector.api.tokens import ARROW_ANSWER, TokensAsked, columns_answer, of_row, of_step, of_window
 from inspector.api.trajectory_answers import (
-    FindingValues,
-    RowValues,
-    StepValues,
-    TokenColumns,
-    TrajectoryAnswer,
-    WholeFinding,
-    WholeStep,
+    FindingValues, RowValues, StepValues, TokenColumns, TrajectoryAnswer, WholeFinding, WholeStep
 )
 from inspector.runs.trajectory_values import TrajectoryValues
 from inspector.trajectories.record_page import recorded_step

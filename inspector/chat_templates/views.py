@@ -14,13 +14,7 @@ from inspector.chat_templates.check_page import drawn, drawn_conversation, drawn
 from inspector.chat_templates.check_values import CheckPage, failing_probe, filled_in, subject
 from inspector.chat_templates.uploaded_tokenizer import register_upload, unreadable
 from inspector.web.access import (
-    access,
-    chosen_project,
-    form_project,
-    project_name,
-    projects_to_filter,
-    reads_check,
-    writes_check,
+    access, chosen_project, form_project, project_name, projects_to_filter, reads_check, writes_check
 )
 from inspector.web.twins import is_fragment, page
 from rollouts.jobs import template_checks

@@ -17,12 +17,7 @@ from rollouts.store.models import Run, StoredTrajectory
 from rollouts.store.runs.muted import muted_in
 from rollouts.store.trajectories.findings import finding_kinds
 from rollouts.store.trajectories.groups import (
-    GroupStats,
-    group_advantages,
-    group_stats,
-    sampled_tokens,
-    shared_length,
-    trajectories_of_group,
+    GroupStats, group_advantages, group_stats, sampled_tokens, shared_length, trajectories_of_group
 )
 
 MAX_SIBLINGS = 512  # The most trajectories of a group that a page shows.

@@ -40,12 +40,7 @@ from rollouts.store.trajectories.comments import count_comments
 from rollouts.store.trajectories.findings import finding_kinds
 from rollouts.store.trajectories.groups import group_stats
 from rollouts.store.trajectories.seen import seen_among
-from rollouts.store.trajectories.trajectory_list import (
-    MAX_COUNTED,
-    count_before,
-    count_trajectories,
-    list_trajectories,
-)
+from rollouts.store.trajectories.trajectory_list import MAX_COUNTED, count_before, count_trajectories, list_trajectories
 
 TRAJECTORIES_PER_PAGE = 50
 TOP_KINDS = 5  # Kinds of findings that the page of a run shows unfolded.

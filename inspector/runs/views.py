@@ -14,14 +14,7 @@ from inspector.runs.run_list import RunsPage, listed_run, severity_bar
 from inspector.runs.run_page import jobs_part, whole_page
 from inspector.runs.run_values import RunValues
 from inspector.web.access import (
-    access,
-    may_delete,
-    project_name,
-    projects_to_filter,
-    reader_of,
-    reads_run,
-    require,
-    writes_run,
+    access, may_delete, project_name, projects_to_filter, reader_of, reads_run, require, writes_run
 )
 from inspector.web.twins import is_fragment, json_page, page, wants_json
 from rollouts.jobs import run_actions

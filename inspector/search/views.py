@@ -8,15 +8,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
 from inspector.runs.filters import ListQuery
-from inspector.search.search_page import (
-    KINDS,
-    SHOWN,
-    SearchBusy,
-    asked_of,
-    nothing_asked,
-    search_page,
-    search_turn,
-)
+from inspector.search.search_page import KINDS, SHOWN, SearchBusy, asked_of, nothing_asked, search_page, search_turn
 from inspector.web.access import found_or_404, projects_to_filter, reader_of, reads_trajectory, visible
 from inspector.web.twins import is_fragment, json_page, page, wants_json, whole_number
 from rollout_inspector.diagnose.kinds import KINDS as FINDING_KINDS

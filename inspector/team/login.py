@@ -3,8 +3,7 @@
 from typing import Any
 
 from django.conf import settings
-from django.contrib.auth import login as start_session
-from django.contrib.auth import logout as end_session
+from django.contrib.auth import login as start_session, logout as end_session
 from django.contrib.auth.decorators import login_not_required
 from django.contrib.auth.forms import AuthenticationForm, UsernameField
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect

@@ -16,14 +16,7 @@ from inspector.team.join import too_many_guesses
 from inspector.team.shared_tokens import MAX_SHARED_TOKENS, marked_window, shared_tokens
 from inspector.team.shared_views import target_of, view_words
 from inspector.web.access import (
-    access,
-    found_or_404,
-    guessed_too_often,
-    is_live,
-    remember_grant,
-    require,
-    share_is_over,
-    visible,
+    access, found_or_404, guessed_too_often, is_live, remember_grant, require, share_is_over, visible
 )
 from inspector.web.forms import ShareForm
 from inspector.web.twins import Page, error_page, from_columns, json_page, page, wants_json
@@ -32,14 +25,7 @@ from rollouts.store.jobs.activity import is_active
 from rollouts.store.models import Role, ShareLink, StoredTrajectory
 from rollouts.store.people import activity_log, shares
 from rollouts.store.people.activity_log import Action
-from rollouts.store.people.shares import (
-    count_opening,
-    create_share,
-    find_share,
-    maker_left,
-    newest_shares,
-    token_hash,
-)
+from rollouts.store.people.shares import count_opening, create_share, find_share, maker_left, newest_shares, token_hash
 from rollouts.store.runs.runs import find_run
 from rollouts.store.trajectories.trajectories import find_trajectory
 

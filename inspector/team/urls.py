@@ -3,16 +3,7 @@
 from django.urls import path
 
 from inspector.team import (
-    account,
-    accounts,
-    activity_page,
-    api_keys,
-    join,
-    login,
-    project_alarms,
-    projects,
-    provider,
-    shares,
+    account, accounts, activity_page, api_keys, join, login, project_alarms, projects, provider, shares
 )
 from inspector.web.twins import twins
 

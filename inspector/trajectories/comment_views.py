@@ -16,14 +16,7 @@ from inspector.web.twins import Page, error_page, json_page, page, wants_json, w
 from rollout_inspector.refusal import Refusal
 from rollouts.store.models import Comment, Role, StoredTrajectory
 from rollouts.store.trajectories.comments import (
-    MAX_TEXT,
-    Place,
-    add_comment,
-    delete_comment,
-    edit_comment,
-    find_comment,
-    reopen_comment,
-    resolve_comment,
+    MAX_TEXT, Place, add_comment, delete_comment, edit_comment, find_comment, reopen_comment, resolve_comment
 )
 
 

@@ -10,11 +10,7 @@ from inspector.runs.group_page import group_url
 from rollouts.store.models import StoredTrajectory
 from rollouts.store.runs.imports import PROVISIONAL
 from rollouts.store.trajectories.trajectory_list import (
-    MAX_COUNTED,
-    count_before,
-    count_trajectories,
-    neighbours,
-    passes,
+    MAX_COUNTED, count_before, count_trajectories, neighbours, passes
 )
 from rollouts.store.trajectory_filters import PARAMETERS
 

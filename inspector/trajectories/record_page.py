@@ -15,14 +15,7 @@ from django.urls import reverse
 from django.utils.safestring import SafeString
 
 from inspector.trajectories.conversation import (
-    CUT,
-    TEXT_NOTE,
-    ChatPainter,
-    DrawnStep,
-    html_of,
-    media_numbers,
-    place_asked,
-    step_of_place,
+    CUT, TEXT_NOTE, ChatPainter, DrawnStep, html_of, media_numbers, place_asked, step_of_place
 )
 from inspector.trajectories.frame import MAX_PLACE, TrajectoryHead, head_of
 from inspector.web.access import reads_trajectory

@@ -25,12 +25,7 @@ from inspector.trajectories.tokens.reader import Reader
 from inspector.trajectories.tokens.token_view import PagePart, read_token_view
 from inspector.trajectories.tokens.tokens_page import card_columns, trajectory_page
 from inspector.web.access import (
-    found_or_404,
-    reads_trajectory,
-    role_of,
-    sees_several_projects,
-    visible,
-    writes_trajectory,
+    found_or_404, reads_trajectory, role_of, sees_several_projects, visible, writes_trajectory
 )
 from inspector.web.response_parts import page_in_parts
 from inspector.web.twins import error_page, is_fragment, json_page, page, wants_json, whole_number

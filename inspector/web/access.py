@@ -25,15 +25,7 @@ from inspector.web.twins import error_page
 from rollouts.jobs.opened import fill
 from rollouts.store.chat_templates.template_checks import find_check
 from rollouts.store.models import (
-    AlarmRule,
-    MutedKind,
-    Project,
-    Role,
-    Run,
-    ScoredColumn,
-    ShareLink,
-    StoredTrajectory,
-    TemplateCheck,
+    AlarmRule, MutedKind, Project, Role, Run, ScoredColumn, ShareLink, StoredTrajectory, TemplateCheck
 )
 from rollouts.store.people.access import RANK, Access, access_of, admin_names
 from rollouts.store.people.shares import Shared, maker_left, shares_of

@@ -9,10 +9,7 @@ from typing import Any
 from rollout_inspector.commands.main import refuse
 from rollout_inspector.commands.remedies import sentence_of
 from rollout_inspector.commands.tokenizer_options import (
-    add_tokenizer_options,
-    load_renderer,
-    load_tokenizer,
-    template_text,
+    add_tokenizer_options, load_renderer, load_tokenizer, template_text
 )
 from rollout_inspector.formats import FORMATS
 from rollout_inspector.formats.training_step import checked_rule

@@ -8,10 +8,7 @@ from pathlib import Path
 
 from rollout_inspector.commands.main import run_on_server
 from rollout_inspector.commands.tokenizer_options import (
-    add_tokenizer_options,
-    load_renderer,
-    load_tokenizer,
-    template_text,
+    add_tokenizer_options, load_renderer, load_tokenizer, template_text
 )
 
 READ_SECONDS = 5.0

@@ -16,17 +16,8 @@ from stat import S_ISDIR, S_ISREG
 from typing import IO, Any
 
 from rollout_inspector.client.adapters.pushed_files import (
-    GROWING,
-    MAX_PART_BYTES,
-    MAX_PREFIX,
-    answer_text,
-    end_of_lines,
-    is_trajectory,
-    lines_between,
-    prefix_of,
-    rejected_of,
-    shown,
-    step_of,
+    GROWING, MAX_PART_BYTES, MAX_PREFIX, answer_text, end_of_lines, is_trajectory, lines_between, prefix_of,
+    rejected_of, shown, step_of
 )
 from rollout_inspector.client.client import Client, ServerError
 from rollout_inspector.commands.main import refuse

@@ -8,12 +8,7 @@ from rollout_inspector.commands.template_options import add_template_options, lo
 from rollout_inspector.guard.checked_templates import PURPOSES, check_template, purposes_of
 from rollout_inspector.guard.fail_rules import ExitStatus
 from rollout_inspector.guard.template_lock import (
-    LOCK_TIME,
-    compare_with_lock,
-    name_in_lock,
-    path_of_name,
-    read_lock,
-    tokenizer_in_lock,
+    LOCK_TIME, compare_with_lock, name_in_lock, path_of_name, read_lock, tokenizer_in_lock
 )
 from rollout_inspector.guard.template_reports import TEMPLATE_REPORTS
 from rollout_inspector.refusal import Refusal

@@ -10,14 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from rollout_inspector.diagnose import (
-    branches,
-    delta_rules,
-    request,
-    row_findings,
-    step_checks,
-    template,
-    text,
-    thinking,
+    branches, delta_rules, request, row_findings, step_checks, template, text, thinking
 )
 from rollout_inspector.diagnose.breaks import Break
 from rollout_inspector.diagnose.checks import Diagnosis, lacks_of

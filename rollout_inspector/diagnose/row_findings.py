@@ -15,14 +15,8 @@ from rollout_inspector.diagnose.finding import Axis, Cost, Fault, Finding, Sever
 from rollout_inspector.diagnose.finding_makers import bounded, finding_on_step
 from rollout_inspector.diagnose.kinds import KINDS
 from rollout_inspector.diagnose.mask_checks import (
-    TurnBoundaries,
-    derived_header,
-    derived_stops,
-    header_places,
-    mask_faults,
-    mask_shifted,
-    places_of,
-    written_by_assistant,
+    TurnBoundaries, derived_header, derived_stops, header_places, mask_faults, mask_shifted, places_of,
+    written_by_assistant
 )
 from rollout_inspector.diagnose.media import check_media
 from rollout_inspector.diagnose.row_versions import step_versions, trained_versions

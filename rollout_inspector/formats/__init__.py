@@ -13,29 +13,9 @@ from rollout_inspector.formats.containers.source import Source
 from rollout_inspector.formats.engine_fields import with_engine_fields
 from rollout_inspector.formats.policy_versions import with_policy_versions
 from rollout_inspector.formats.readers import (
-    agent_lightning,
-    agent_lightning_events,
-    atif,
-    datasets,
-    harbor,
-    inspector_jsonl,
-    inspector_parquet,
-    miles_columns,
-    nemo_gym,
-    nemo_rl,
-    prime_rl_export,
-    recorded_calls,
-    rllm,
-    rllm_steps,
-    samples,
-    sglang,
-    skyrl,
-    text_only,
-    token_capture,
-    tokendb,
-    trainer_rows,
-    verifiers_legacy,
-    verifiers_traces,
+    agent_lightning, agent_lightning_events, atif, datasets, harbor, inspector_jsonl, inspector_parquet, miles_columns,
+    nemo_gym, nemo_rl, prime_rl_export, recorded_calls, rllm, rllm_steps, samples, sglang, skyrl, text_only,
+    token_capture, tokendb, trainer_rows, verifiers_legacy, verifiers_traces
 )
 from rollout_inspector.formats.registry import Format, Rejected, installed_formats, is_named_by_line
 from rollout_inspector.formats.shapes import BadLine, decode

@@ -15,11 +15,7 @@ from rollout_inspector.guard.checked_templates import NamedTemplate, check_templ
 from rollout_inspector.guard.fail_rules import ExitStatus, fail_rule, verdict_on
 from rollout_inspector.guard.report_formats import as_text
 from rollout_inspector.guard.template_lock import (
-    LOCK_TIME,
-    compare_with_lock,
-    name_in_lock,
-    read_lock,
-    tokenizer_in_lock,
+    LOCK_TIME, compare_with_lock, name_in_lock, read_lock, tokenizer_in_lock
 )
 from rollout_inspector.guard.template_reports import as_text as template_text
 from rollout_inspector.guard.text_files import read_text

@@ -15,11 +15,7 @@ from typing import Any
 from rollout_inspector.guard.checked_templates import CheckedTemplate, NamedTemplate, check_template
 from rollout_inspector.guard.fail_rules import ExitStatus
 from rollout_inspector.guard.template_changes import (
-    ChangedLines,
-    LockComparison,
-    changed_lines,
-    first_difference,
-    lines_of,
+    ChangedLines, LockComparison, changed_lines, first_difference, lines_of
 )
 from rollout_inspector.guard.text_files import read_text
 from rollout_inspector.refusal import Refusal

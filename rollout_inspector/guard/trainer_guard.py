@@ -11,13 +11,7 @@ from typing import Any
 
 from rollout_inspector.diagnose.finding import Finding
 from rollout_inspector.guard.checked_files import (
-    CheckedFiles,
-    KindCount,
-    PlacedFinding,
-    codec_of,
-    diagnosis_of,
-    placed_finding,
-    title_of,
+    CheckedFiles, KindCount, PlacedFinding, codec_of, diagnosis_of, placed_finding, title_of
 )
 from rollout_inspector.guard.fail_rules import ExitStatus, FailRule, FilesVerdict, fail_rule, undecided_reasons
 from rollout_inspector.guard.report_formats import REPORTS, finding_text

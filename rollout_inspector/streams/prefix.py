@@ -10,16 +10,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from rollout_inspector.streams.trajectory import (
-    NO_PARENT,
-    Floats,
-    Ids,
-    Link,
-    Mask,
-    Origin,
-    Origins,
-    Row,
-    Step,
-    Trajectory,
+    NO_PARENT, Floats, Ids, Link, Mask, Origin, Origins, Row, Step, Trajectory
 )
 
 _BLOCK = 1024

@@ -17,15 +17,8 @@ from rollouts.jobs.broker import send_job
 from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, ask_job, delete_ended_jobs, end_job
 from rollouts.store.models import Alarm, Job, ProjectAlarms, Run
 from rollouts.store.runs.alarms import (
-    alarms_of_project,
-    note_delivered,
-    note_undelivered,
-    projects_to_check,
-    runs_to_tell_of,
-    take_alarms_again,
-    waiting_alarms,
-    webhook_key,
-    webhook_parts,
+    alarms_of_project, note_delivered, note_undelivered, projects_to_check, runs_to_tell_of, take_alarms_again,
+    waiting_alarms, webhook_key, webhook_parts
 )
 
 log = logging.getLogger(__name__)

@@ -14,13 +14,7 @@ from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.trajectory import NO_IDS, Ids, ids_array
 from rollouts.gallery import task_asked
 from rollouts.jobs.launch import (
-    LaunchRefused,
-    LaunchSettings,
-    launch,
-    model_tokenizer,
-    out_of_bounds,
-    served_models,
-    setting,
+    LaunchRefused, LaunchSettings, launch, model_tokenizer, out_of_bounds, served_models, setting
 )
 from rollouts.sampling.environments import Task
 from rollouts.sampling.loop import ForkStart
@@ -31,12 +25,7 @@ from rollouts.store.runs.gallery import KEY
 from rollouts.store.token_arrays.reading import fork_prefix, stream_ids
 from rollouts.store.trajectories.rows import row_window
 from rollouts.store.trajectories.trajectories import load_trajectory
-from rollouts.store.trajectories.trajectory_parts import (
-    RowSummary,
-    StepSummary,
-    numbered_finding,
-    rows_and_steps,
-)
+from rollouts.store.trajectories.trajectory_parts import RowSummary, StepSummary, numbered_finding, rows_and_steps
 
 NO_ENVIRONMENT = "prompts"
 """The environment of what has none: its episode ends after one completion, and a task without an answer scores none."""

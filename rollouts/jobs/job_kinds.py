@@ -1,14 +1,7 @@
 """The kinds of jobs, one line each. The record of a kind stands in the file of its work."""
 
 from rollouts.jobs import (
-    alarm_delivery,
-    damage,
-    diagnosis,
-    gap_reports,
-    loss_weights,
-    parser_comparison,
-    rescore,
-    template_checks,
+    alarm_delivery, damage, diagnosis, gap_reports, loss_weights, parser_comparison, rescore, template_checks
 )
 from rollouts.jobs.exports import exports
 from rollouts.jobs.imports import import_join

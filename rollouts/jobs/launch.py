@@ -27,11 +27,7 @@ from rollouts.sampling.engines.http import check_host
 from rollouts.sampling.environments import ENVIRONMENTS, Task, environment
 from rollouts.store.chat_templates.chat_templates import find_chat_template
 from rollouts.store.chat_templates.tokenizers import (
-    files_of,
-    is_stored,
-    load_tokenizer,
-    register_tokenizer,
-    registered_from,
+    files_of, is_stored, load_tokenizer, register_tokenizer, registered_from
 )
 from rollouts.store.database import reload
 from rollouts.store.jobs.activity import is_active, is_silent

@@ -10,11 +10,7 @@ from typing import Any
 from rollout_inspector.diagnose.gap.figures import trainer_column
 from rollout_inspector.diagnose.gap.token_classes import TokenClasses
 from rollout_inspector.diagnose.loss_weights.figures import (
-    IN_TRAJECTORY,
-    FindingPlaces,
-    TrajectoryWeights,
-    WeightSums,
-    moved,
+    IN_TRAJECTORY, FindingPlaces, TrajectoryWeights, WeightSums, moved
 )
 from rollout_inspector.diagnose.loss_weights.row_weights import common_advantage, with_columns_of
 from rollout_inspector.diagnose.loss_weights.rules import MEANS

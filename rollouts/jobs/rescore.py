@@ -31,15 +31,8 @@ from rollouts.store.models import Job, Run, ScoredColumn, StoredTrajectory
 from rollouts.store.models.scored_columns import DECODED
 from rollouts.store.outages import WorkerLeaves
 from rollouts.store.runs.logprob_columns import (
-    Scored,
-    begin_column,
-    count_scored,
-    delete_column,
-    end_column,
-    find_scored_column,
-    keep_scores,
-    load_compared,
-    not_scored,
+    Scored, begin_column, count_scored, delete_column, end_column, find_scored_column, keep_scores, load_compared,
+    not_scored
 )
 from rollouts.store.runs.runs import run_of_job
 from rollouts.store.text import without_paths

@@ -22,15 +22,7 @@ from rollouts.store.chat_templates.tokenizers import load_tokenizer
 from rollouts.store.database import save_columns
 from rollouts.store.jobs.activity import is_active, is_silent
 from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, ask_job, end_job, take_job
-from rollouts.store.models import (
-    DEFAULT_PROJECT,
-    ChatTemplate,
-    Job,
-    Project,
-    TemplateCheck,
-    Tokenizer,
-    code_of_number,
-)
+from rollouts.store.models import DEFAULT_PROJECT, ChatTemplate, Job, Project, TemplateCheck, Tokenizer, code_of_number
 from rollouts.store.people.projects import project_or_default
 
 WAIT_SECONDS = 0.5  # How often it is asked whether another worker has answered a check.

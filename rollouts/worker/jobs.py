@@ -16,28 +16,11 @@ from rollouts.jobs.broker import DO_JOB, queue_of, send_shards, send_task
 from rollouts.jobs.storage import unused_files
 from rollouts.store.jobs.job_queue import is_of_engine, must_yield, next_engine_job, take_engine_job, take_next_job
 from rollouts.store.jobs.jobs import (
-    TELL_SECONDS,
-    Beat,
-    JobLost,
-    Sharing,
-    adopt_jobs,
-    end_job,
-    kind_of,
-    note_outage,
-    return_job,
-    touch_job,
-    unfollowed_jobs,
-    waiting_jobs,
+    TELL_SECONDS, Beat, JobLost, Sharing, adopt_jobs, end_job, kind_of, note_outage, return_job, touch_job,
+    unfollowed_jobs, waiting_jobs
 )
 from rollouts.store.jobs.shards import (
-    cut_job,
-    end_shard,
-    first_failed_shard,
-    is_cut,
-    open_shards,
-    release_shard,
-    retry_shard,
-    tell_whole,
+    cut_job, end_shard, first_failed_shard, is_cut, open_shards, release_shard, retry_shard, tell_whole
 )
 from rollouts.store.models import Job
 from rollouts.store.outages import is_outage, said_of

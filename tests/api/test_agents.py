@@ -13,14 +13,12 @@ import anyio
 import httpx2
 import pytest
 from django.core.management import call_command
-from mcp import Client as AgentClient
-from mcp import StdioServerParameters
+from mcp import Client as AgentClient, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 
 from inspector.api.app import schema
 from rollout_inspector.client.client import Client, ServerError
-from rollout_inspector.commands import agent_tools
-from rollout_inspector.commands import mcp as agents
+from rollout_inspector.commands import agent_tools, mcp as agents
 from rollout_inspector.commands.agent_tools import VALUES, AgentTools, ToolRefused, tools_of
 from rollout_inspector.commands.fence import MAX_CONTENT, NOTE, answer_text, fenced, metadata, shown_text
 from rollout_inspector.diagnose.gap.report import gap_report

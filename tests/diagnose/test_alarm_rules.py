@@ -6,19 +6,8 @@ from typing import Any
 import pytest
 
 from rollout_inspector.diagnose.alarm_rules import (
-    DEFAULTS,
-    FIRST_STEPS,
-    MIN_GAP,
-    MIN_GROUPS,
-    MIN_TRAJECTORIES,
-    TITLES,
-    AlarmFigure,
-    AlarmStep,
-    Raised,
-    alarm_sentence,
-    find_raised,
-    percent,
-    value_of,
+    DEFAULTS, FIRST_STEPS, MIN_GAP, MIN_GROUPS, MIN_TRAJECTORIES, TITLES, AlarmFigure, AlarmStep, Raised,
+    alarm_sentence, find_raised, percent, value_of
 )
 
 

@@ -3,8 +3,7 @@
 from typing import Any
 
 import numpy as np
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from rollout_inspector.diagnose import KINDS, diagnose
 from rollout_inspector.streams.interfaces import Conversation, RenderFailed

@@ -5,8 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from rollout_inspector.diagnose import Finding, diagnose
 from rollout_inspector.diagnose.thinking import lone_block

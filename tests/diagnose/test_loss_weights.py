@@ -10,10 +10,7 @@ from numpy.typing import NDArray
 from rollout_inspector.diagnose.gap.token_classes import TokenClasses
 from rollout_inspector.diagnose.loss_weights.figures import FindingPlaces, WeightSums, moved
 from rollout_inspector.diagnose.loss_weights.row_weights import (
-    common_advantage,
-    loss_inputs,
-    row_weights,
-    with_columns_of,
+    common_advantage, loss_inputs, row_weights, with_columns_of
 )
 from rollout_inspector.diagnose.loss_weights.rules import MEANS, RULES, LossRule
 from rollout_inspector.streams.prefix import merged_rows

@@ -17,26 +17,9 @@ from rollout_inspector.text.chat_templates import renderer
 from rollout_inspector.text.tokenizers import load
 from tests.samples.planted.plant_training_rows import all_moved, to_the_end
 from tests.samples.row_faults import (
-    HEAD,
-    LINE,
-    N_HEAD,
-    N_ONE,
-    ONE,
-    OPEN,
-    PARTS,
-    SHUT,
-    TOOL,
-    TWO,
-    WITNESSES,
-    S,
-    all_of_it,
-    hotter,
-    merged,
-    row,
-    steps,
-    with_logprob,
+    HEAD, LINE, N_HEAD, N_ONE, ONE, OPEN, PARTS, SHUT, TOOL, TWO, WITNESSES, S, all_of_it, hotter, ids as encoded,
+    merged, row, steps, with_logprob
 )
-from tests.samples.row_faults import ids as encoded
 
 
 def found(*rows: Row, steps: tuple[Step, ...] = (), template: bool = True, **fields: Any) -> list[Finding]:

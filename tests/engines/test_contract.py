@@ -13,16 +13,8 @@ from rollout_inspector.streams.alternatives import entropy_at_least, unpacked
 from rollout_inspector.streams.trajectory import Ids, ids_array
 from rollout_inspector.text.tokenizers import load
 from rollouts.sampling.engines import (
-    Engine,
-    EngineError,
-    Generation,
-    GenerationRequest,
-    RequestRefused,
-    Sampling,
-    build_engine,
-    check_generation,
-    check_request,
-    engine_spec,
+    Engine, EngineError, Generation, GenerationRequest, RequestRefused, Sampling, build_engine, check_generation,
+    check_request, engine_spec
 )
 from rollouts.sampling.engines.protocol import EngineInfo
 from rollouts.sampling.engines.scoring import max_scored_length, score_streams

@@ -14,13 +14,7 @@ import pytest
 
 from rollout_inspector.streams.trajectory import ids_array
 from rollouts.sampling.engines import (
-    EngineError,
-    Generation,
-    GenerationRequest,
-    RequestRefused,
-    Sampling,
-    build_engine,
-    http,
+    EngineError, Generation, GenerationRequest, RequestRefused, Sampling, build_engine, http
 )
 from rollouts.sampling.engines.engine_thread import EngineThread
 from rollouts.sampling.engines.scoring import score_streams

@@ -24,17 +24,7 @@ from rollouts.sampling.engines.scoring import score_streams
 from rollouts.sampling.engines.scripted import ScriptedEngine
 from tests.conftest import ROOT, wait_until
 from tests.samples.engine_processes import (
-    Dying,
-    Endless,
-    Fragile,
-    Held,
-    complain,
-    killed,
-    live_of,
-    not_there,
-    pid_of,
-    request,
-    unpicklable,
+    Dying, Endless, Fragile, Held, complain, killed, live_of, not_there, pid_of, request, unpicklable
 )
 
 pytestmark = pytest.mark.usefixtures("short_pauses")

@@ -2,8 +2,7 @@
 
 import threading
 from collections.abc import Iterator
-from concurrent.futures import CancelledError
-from concurrent.futures import wait as wait_for
+from concurrent.futures import CancelledError, wait as wait_for
 from contextlib import contextmanager
 from typing import ClassVar
 

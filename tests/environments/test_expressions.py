@@ -1,6 +1,5 @@
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from rollouts.sampling.environments.expressions import ExpressionError, evaluate, format_value
 

@@ -12,8 +12,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import zstandard
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from rollout_inspector.formats import FORMATS, FileRefused, Rejected, Source, read
 from rollout_inspector.formats.containers import compression, cutting

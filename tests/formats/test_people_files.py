@@ -14,17 +14,7 @@ from rollout_inspector.streams.trajectory import Trajectory
 from tests.conftest import missing
 from tests.samples.format_mutations import EXAMPLES
 from tests.samples.formats import CALL, GYM, changed, jsonl, read
-from tests.samples.people_files import (
-    ALPACA,
-    ATIF,
-    BATCH,
-    OPENRLHF,
-    PAIR,
-    PREFERENCES,
-    SFT_MASKS,
-    SHAREGPT,
-    SLIME,
-)
+from tests.samples.people_files import ALPACA, ATIF, BATCH, OPENRLHF, PAIR, PREFERENCES, SFT_MASKS, SHAREGPT, SLIME
 from tests.samples.trainer_formats import TRACE, TRACE_04
 
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from rollout_inspector import formats
 from rollout_inspector.formats.writers.exports import EXPORTS, padded, rows_of, step_rows_of, write

@@ -10,16 +10,7 @@ from rollout_inspector.diagnose import diagnose
 from rollout_inspector.formats import Source, detect
 from tests.samples.formats import changed, jsonl, read
 from tests.samples.trainer_formats import (
-    ATROPOS,
-    CAPTURE,
-    EXPORT,
-    LEGACY,
-    LIGHTNING,
-    RLLM,
-    SKYRL,
-    SKYRL_OBSERVED,
-    TRACE,
-    TRACE_04,
+    ATROPOS, CAPTURE, EXPORT, LEGACY, LIGHTNING, RLLM, SKYRL, SKYRL_OBSERVED, TRACE, TRACE_04
 )
 from tests.storage.build import assert_same
 

@@ -30,23 +30,8 @@ from rollouts.store import files, storage_mark
 from rollouts.store.backup_tables import columns_of
 from rollouts.store.fields import ArrayField
 from rollouts.store.models import (
-    ApiToken,
-    AuditEvent,
-    Fork,
-    Invitation,
-    Job,
-    LoginSession,
-    Replay,
-    ReplayRows,
-    Retokenized,
-    Role,
-    RowScores,
-    Run,
-    ScoredColumn,
-    ShareLink,
-    StepTokens,
-    StoredTrajectory,
-    TrajectoryDamage,
+    ApiToken, AuditEvent, Fork, Invitation, Job, LoginSession, Replay, ReplayRows, Retokenized, Role, RowScores, Run,
+    ScoredColumn, ShareLink, StepTokens, StoredTrajectory, TrajectoryDamage
 )
 from rollouts.store.people.accounts import local_user
 from rollouts.store.people.api_keys import create_api_key

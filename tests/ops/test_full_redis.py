@@ -15,15 +15,7 @@ from rollouts.jobs.broker import REDIS_FULL, redis_fault
 from rollouts.store.models import Run
 from tests.conftest import ROOT, wait_until
 from tests.people import make_member
-from tests.samples.server import (
-    LINK,
-    PAGES,
-    Visitor,
-    environment,
-    gym_lines,
-    processes_of,
-    serving,
-)
+from tests.samples.server import LINK, PAGES, Visitor, environment, gym_lines, processes_of, serving
 
 
 def fill(connection: redis.Redis) -> None:

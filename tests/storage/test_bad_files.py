@@ -21,14 +21,7 @@ from rollout_inspector.formats import Source
 from rollouts.jobs.imports import imports
 from rollouts.store.chat_templates.tokenizers import find_tokenizer
 from rollouts.store.models import (
-    RowTokens,
-    Run,
-    StepTokens,
-    StoredFinding,
-    StoredRow,
-    StoredStep,
-    StoredTrajectory,
-    Tokenizer,
+    RowTokens, Run, StepTokens, StoredFinding, StoredRow, StoredStep, StoredTrajectory, Tokenizer
 )
 from rollouts.store.runs.runs import create_run, delete_run
 from rollouts.store.trajectories.trajectories import load_trajectory

@@ -25,17 +25,7 @@ from rollouts.store.models import Job, Run, StoredTrajectory
 from rollouts.store.runs.imports import PROVISIONAL
 from rollouts.worker import jobs
 from tests.samples.formats import CALL, changed, jsonl
-from tests.samples.import_shards import (
-    BIG,
-    FILES,
-    LONG_AGO,
-    cut,
-    gym,
-    in_one,
-    kill_in_shard,
-    run_of,
-    tables,
-)
+from tests.samples.import_shards import BIG, FILES, LONG_AGO, cut, gym, in_one, kill_in_shard, run_of, tables
 from tests.samples.shard_work import do_all, share_by, waiting
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("small_parts")]

@@ -15,14 +15,8 @@ from rollouts.store import models
 from rollouts.store.models import StoredTrajectory
 from rollouts.store.runs.runs import beat, cancel_run, create_run, delete_run, start_run
 from rollouts.store.trajectories.launched_trajectories import (
-    add_queued_trajectories,
-    cancel_remaining,
-    fail_trajectory,
-    finish_trajectories,
-    lease_trajectories,
-    release_trajectories,
-    renew_lease,
-    save_steps,
+    add_queued_trajectories, cancel_remaining, fail_trajectory, finish_trajectories, lease_trajectories,
+    release_trajectories, renew_lease, save_steps
 )
 from rollouts.store.trajectories.rows import row_window
 from rollouts.store.trajectories.save_trajectories import save_trajectories

@@ -9,11 +9,7 @@ import pytest
 from rollouts.jobs import template_checks
 from rollouts.jobs.diagnosis import renderer_for
 from rollouts.store.chat_templates.chat_templates import (
-    chat_template_labels,
-    chat_template_texts,
-    find_chat_template,
-    newest_chat_templates,
-    register_chat_template,
+    chat_template_labels, chat_template_texts, find_chat_template, newest_chat_templates, register_chat_template
 )
 from rollouts.store.chat_templates.tokenizers import register_tokenizer
 from rollouts.store.models import ChatTemplate, Project, ProjectTemplate, Run, StoredStep, default_project

@@ -18,8 +18,7 @@ from django.test.utils import CaptureQueriesContext
 from rollout_inspector.diagnose.finding import Axis, Finding, Severity
 from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.trajectory import Row, Step, Trajectory
-from rollouts.jobs.search import SearchHit, SearchQuestion, search, trajectory_search
-from rollouts.jobs.search import patterns as search_patterns
+from rollouts.jobs.search import SearchHit, SearchQuestion, patterns as search_patterns, search, trajectory_search
 from rollouts.store import files, models
 from rollouts.store.people.access import EVERYTHING, Access
 from rollouts.store.runs.runs import create_run

@@ -20,8 +20,7 @@ from django.db import connection, transaction
 from django.http import Http404
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from inspector.server.env import EnvironmentReader
 from inspector.server.file_storage import file_storage
@@ -39,8 +38,7 @@ from rollouts.store.runs import runs
 from rollouts.store.runs.runs import create_run, delete_run, end_run
 from rollouts.store.token_arrays import STORES, TokenItem, group_cache, segment_file
 from rollouts.store.token_arrays.items import COLUMNS, ROW_ARRAYS, STEP_ARRAYS
-from rollouts.store.trajectories import token_moves as array_moves
-from rollouts.store.trajectories import token_segments, trajectory_parts
+from rollouts.store.trajectories import token_moves as array_moves, token_segments, trajectory_parts
 from rollouts.store.trajectories.launched_trajectories import save_steps
 from rollouts.store.trajectories.rows import row_columns, row_spans, row_window
 from rollouts.store.trajectories.save_trajectories import save_trajectories

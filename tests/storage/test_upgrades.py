@@ -27,15 +27,7 @@ from inspector.server.file_storage import backup_place
 from rollouts.jobs.storage import restore
 from rollouts.store.database import OLD_MIGRATIONS
 from rollouts.store.models import (
-    ApiToken,
-    Comment,
-    Job,
-    Rejection,
-    Run,
-    Seen,
-    ShareLink,
-    StoredTrajectory,
-    TemplateCheck,
+    ApiToken, Comment, Job, Rejection, Run, Seen, ShareLink, StoredTrajectory, TemplateCheck
 )
 from rollouts.store.trajectories.trajectories import load_trajectory
 from tests.conftest import ROOT

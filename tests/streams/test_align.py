@@ -3,8 +3,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from rollout_inspector.streams.align import AlignedGroup, align_ids, align_same_bytes, fold
 from rollout_inspector.streams.row_places import place_in_row, sampled_instead

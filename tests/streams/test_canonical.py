@@ -3,8 +3,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from rollout_inspector.streams.canonical import canonical_check, canonical_check_batch
 from rollout_inspector.streams.trajectory import ids_array

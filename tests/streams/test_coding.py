@@ -6,18 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from rollout_inspector.streams.coding import (
-    ARRAYS,
-    BODIES,
-    COLUMNS,
-    REQUEST_FIELDS,
-    STEP_FIELDS,
-    StepCodec,
-    StepExtent,
-    stream_pieces,
+    ARRAYS, BODIES, COLUMNS, REQUEST_FIELDS, STEP_FIELDS, StepCodec, StepExtent, stream_pieces
 )
 from rollout_inspector.streams.prefix import link_steps
 from rollout_inspector.streams.trajectory import Request, Step, ids_array

@@ -1,17 +1,10 @@
 from dataclasses import replace
 
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from rollout_inspector.streams.prefix import (
-    common_prefix,
-    link_step,
-    link_steps,
-    links_of,
-    merge_steps,
-    merged_rows,
-    row_of,
+    common_prefix, link_step, link_steps, links_of, merge_steps, merged_rows, row_of
 )
 from rollout_inspector.streams.trajectory import Origin, Step, Trajectory, ids_array
 

@@ -5,11 +5,7 @@ import numpy as np
 import pytest
 
 from rollout_inspector.streams.token_origins import (
-    byte_offsets,
-    content_forms,
-    mask_runs,
-    origins_of_text,
-    origins_of_texts,
+    byte_offsets, content_forms, mask_runs, origins_of_text, origins_of_texts
 )
 from rollout_inspector.streams.trajectory import Origin
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from rollout_inspector.text.tokenizers import load, open_table, write_table
 from rollout_inspector.text.tokenizers.table_cache import TABLE_FILES

@@ -11,14 +11,7 @@ from rollouts.store.models import AuditEvent, Comment, Role, Run, StoredTrajecto
 from rollouts.store.people.shares import create_share
 from rollouts.store.runs.runs import delete_run
 from rollouts.store.trajectories.comments import (
-    MAX_TEXT,
-    CommentMoved,
-    add_comment,
-    delete_comment,
-    edit_comment,
-    find_comment,
-    reopen_comment,
-    resolve_comment,
+    MAX_TEXT, CommentMoved, add_comment, delete_comment, edit_comment, find_comment, reopen_comment, resolve_comment
 )
 from tests.people import make_member
 from tests.web.samples import one_line

@@ -11,8 +11,7 @@ from django.utils import timezone
 
 from inspector.runs.jobs import job_views
 from rollout_inspector.diagnose import VERSION
-from rollout_inspector.diagnose.finding import Axis, Cost, Severity
-from rollout_inspector.diagnose.finding import Finding as Value
+from rollout_inspector.diagnose.finding import Axis, Cost, Finding as Value, Severity
 from rollouts.jobs.exports.exports import WRITERS, drop_files, key_of
 from rollouts.store import files
 from rollouts.store.models import Job, Run, StoredFinding

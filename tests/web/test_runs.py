@@ -26,10 +26,7 @@ from rollouts.store.models import Job, Rejection, Run, StoredTrajectory
 from rollouts.store.runs import figures
 from rollouts.store.runs.runs import create_run, end_run, start_run, take_figures
 from rollouts.store.trajectories.launched_trajectories import (
-    add_queued_trajectories,
-    cancel_remaining,
-    finish_trajectories,
-    resume_run,
+    add_queued_trajectories, cancel_remaining, finish_trajectories, resume_run
 )
 from rollouts.store.trajectories.save_trajectories import save_trajectories
 from tests.web.samples import finding, one_line, stored_run, trajectory

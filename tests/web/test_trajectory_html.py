@@ -6,8 +6,7 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from inspector.trajectories.place import PagePlace
 from inspector.trajectories.tokens.finding_marks import DiffIds, row_marks
@@ -15,12 +14,7 @@ from inspector.trajectories.tokens.findings import DrawnFinding
 from rollout_inspector.streams.trajectory import Tokens, ids_array
 from rollout_inspector.text.html.text import characters, runs_right_to_left, split_fragments, text_html
 from rollout_inspector.text.html.tokens import (
-    MAX_LINE_BLOCKS,
-    NO_LOGPROB,
-    Marks,
-    TokenPainter,
-    gap_html,
-    logprob_classes,
+    MAX_LINE_BLOCKS, NO_LOGPROB, Marks, TokenPainter, gap_html, logprob_classes
 )
 from rollout_inspector.text.tokenizers import ByteTable
 from rollouts.store.models import StoredFinding

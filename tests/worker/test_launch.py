@@ -38,11 +38,7 @@ from rollouts.store.chat_templates.tokenizers import load_tokenizer
 from rollouts.store.models import Retokenized, Run, StoredTrajectory, TemplateCheck
 from rollouts.store.runs import launched_runs
 from rollouts.store.runs.runs import cancel_run, create_run
-from rollouts.store.trajectories.launched_trajectories import (
-    fail_trajectory,
-    lease_trajectories,
-    release_trajectories,
-)
+from rollouts.store.trajectories.launched_trajectories import fail_trajectory, lease_trajectories, release_trajectories
 from rollouts.store.trajectories.trajectories import load_trajectory
 from rollouts.worker import run_rollouts
 from rollouts.worker.heartbeat import queues_of

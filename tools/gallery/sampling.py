@@ -17,8 +17,7 @@ from rollout_inspector.streams.trajectory import Ids, Message, Request, Step, Tr
 from rollout_inspector.text import chat_templates
 from rollout_inspector.text.replies.parsing import parser
 from rollout_inspector.text.tokenizers import load
-from rollouts.gallery import N_TASKS, TASKS_SEED
-from rollouts.gallery import chat_templates as templates_of_gallery
+from rollouts.gallery import N_TASKS, TASKS_SEED, chat_templates as templates_of_gallery
 from rollouts.sampling.demo_policy import MODEL_DIR
 from rollouts.sampling.engines.protocol import Generation, GenerationRequest, Sampling
 from rollouts.sampling.environments import ENVIRONMENTS, Task

@@ -25,8 +25,7 @@ from inspector.server.folder_lock import AlreadyRunning, ServerLock
 from inspector.server.parent_death import die_with_parent
 from inspector.server.paths import embedded_redis_socket, private_folder, write_privately
 from inspector.server.redis_process import redis_command
-from inspector.server.starting_page import SERVER as STARTING
-from inspector.server.starting_page import StartingPage
+from inspector.server.starting_page import SERVER as STARTING, StartingPage
 from inspector.server.supervisor import Child, Supervisor
 from inspector.server.team_checks import UnsafeTeamServer, is_public, refuse_unsafe_team
 from inspector.web.login import make_token

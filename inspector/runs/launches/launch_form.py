@@ -18,10 +18,7 @@ from rollouts.jobs.template_checks import repairs_of
 from rollouts.sampling.engines import engine_spec
 from rollouts.sampling.environments import ENVIRONMENTS, FAMILY_OF, PromptsRejected, Task, read_prompts
 from rollouts.store.chat_templates.chat_templates import (
-    chat_template_labels,
-    find_chat_template,
-    newest_chat_templates,
-    register_chat_template,
+    chat_template_labels, find_chat_template, newest_chat_templates, register_chat_template
 )
 from rollouts.store.chat_templates.template_checks import find_check
 from rollouts.store.models import Project, Run

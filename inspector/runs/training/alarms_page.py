@@ -13,12 +13,7 @@ from inspector.runs.training.alarm_values import AlarmValues, LimitLine, alarm_v
 from inspector.web.access import access, may_write, reader_of, reads_run, require_rule, run_of_form, writes_run
 from inspector.web.twins import Page, json_page, page, wants_json
 from rollout_inspector.diagnose.alarm_rules import (
-    FIRST_STEPS,
-    MIN_GAP,
-    MIN_GROUPS,
-    MIN_TRAJECTORIES,
-    TITLES,
-    AlarmFigure,
+    FIRST_STEPS, MIN_GAP, MIN_GROUPS, MIN_TRAJECTORIES, TITLES, AlarmFigure
 )
 from rollout_inspector.diagnose.kinds import KINDS
 from rollout_inspector.refusal import Refusal

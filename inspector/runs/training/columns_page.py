@@ -22,13 +22,7 @@ from rollouts.store.jobs.jobs import latest_jobs
 from rollouts.store.models import Job, Run, ScoredColumn
 from rollouts.store.people.activity_log import Action, record
 from rollouts.store.runs.logprob_columns import (
-    LogprobColumn,
-    columns_of,
-    delete_column,
-    find_scored_column,
-    gap_of_columns,
-    scored_columns,
-    scored_value,
+    LogprobColumn, columns_of, delete_column, find_scored_column, gap_of_columns, scored_columns, scored_value
 )
 
 MAX_COMPARED_TOKENS = 500_000

@@ -22,13 +22,7 @@ from rollouts.store.runs.gap import named_causes
 from rollouts.store.runs.muted import muted_in
 from rollouts.store.runs.policy_versions import PolicyVersionLine, has_versions, over_versions
 from rollouts.store.runs.training_steps import (
-    NOT_DECIDABLE,
-    FiguresLine,
-    OverTraining,
-    TrainingStepLine,
-    over_training,
-    runs_beside,
-    without_training_step,
+    NOT_DECIDABLE, FiguresLine, OverTraining, TrainingStepLine, over_training, runs_beside, without_training_step
 )
 
 MAX_ROWS = 50  # Training steps that the table shows.

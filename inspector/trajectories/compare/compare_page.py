@@ -14,15 +14,7 @@ from django.urls import reverse
 
 from inspector.trajectories.compare import group_compare, sampled_compare
 from inspector.trajectories.compare.side_by_side import (
-    PairWords,
-    TokenComparison,
-    align_texts,
-    as_json,
-    by_cause,
-    compare,
-    first_shown,
-    linked,
-    opened_folds,
+    PairWords, TokenComparison, align_texts, as_json, by_cause, compare, first_shown, linked, opened_folds
 )
 from inspector.trajectories.frame import PageLink, TrajectoryHead, base_url, head_of, shows_one
 from inspector.trajectories.tokens import page_queries as data

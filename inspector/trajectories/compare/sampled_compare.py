@@ -9,12 +9,7 @@ from django.urls import reverse
 
 from inspector.trajectories.compare.difference_words import mask_words
 from inspector.trajectories.compare.side_by_side import (
-    PairWords,
-    TokenComparison,
-    align_texts,
-    compare,
-    up_to,
-    without_stray,
+    PairWords, TokenComparison, align_texts, compare, up_to, without_stray
 )
 from inspector.trajectories.frame import work_state
 from inspector.trajectories.tokens import page_queries as data

@@ -15,14 +15,7 @@ from django.http import HttpRequest
 from django.urls import reverse
 
 from inspector.trajectories.compare.side_by_side import (
-    MAX_TOKENS,
-    TokenComparison,
-    align_texts,
-    as_json,
-    compare,
-    first_shown,
-    linked,
-    opened_folds,
+    MAX_TOKENS, TokenComparison, align_texts, as_json, compare, first_shown, linked, opened_folds
 )
 from inspector.trajectories.frame import TrajectoryHead, base_url, head_of, work_state
 from inspector.trajectories.neighbours import FILTER_FIELDS

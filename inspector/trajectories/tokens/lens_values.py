@@ -7,16 +7,14 @@ from numpy.typing import NDArray
 
 from inspector.trajectories.frame import PageLink
 from inspector.trajectories.place import PagePlace
-from inspector.trajectories.tokens import lenses
-from inspector.trajectories.tokens import page_queries as data
+from inspector.trajectories.tokens import lenses, page_queries as data
 from rollout_inspector.diagnose.gap.figures import TRAINER_LOGPROBS
 from rollout_inspector.diagnose.loss_weights.row_weights import loss_inputs, missing_words, row_weights
 from rollout_inspector.diagnose.loss_weights.rules import RULES
 from rollout_inspector.streams.trajectory import Row
 from rollouts.store.models import StoredTrajectory
 from rollouts.store.runs.damage import token_norms
-from rollouts.store.trajectories import engine_columns as beside
-from rollouts.store.trajectories import trajectory_parts as parts
+from rollouts.store.trajectories import engine_columns as beside, trajectory_parts as parts
 from rollouts.store.trajectories.groups import advantage_in_group
 from rollouts.store.trajectories.trajectory_parts import RowSummary, StepSummary
 

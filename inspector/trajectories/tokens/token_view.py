@@ -7,8 +7,7 @@ from enum import StrEnum
 from inspector.trajectories.discussion import Discussion
 from inspector.trajectories.neighbours import FILTER_FIELDS
 from inspector.trajectories.place import MAX_FINDINGS, WINDOW, PagePlace, read_place
-from inspector.trajectories.tokens import lens_values, lenses
-from inspector.trajectories.tokens import page_queries as data
+from inspector.trajectories.tokens import lens_values, lenses, page_queries as data
 from inspector.trajectories.tokens.findings import DrawnFinding, read_findings, worst_finding
 from inspector.trajectories.tokens.lane_tree import read_lanes
 from inspector.trajectories.tokens.turns import Turn

@@ -19,16 +19,8 @@ from typing import IO, Any
 
 from rollout_inspector.client.adapters.fragments import locked_file
 from rollout_inspector.client.adapters.pushed_files import (
-    GROWING,
-    MAX_PART_BYTES,
-    answer_text,
-    end_of_lines,
-    is_trajectory,
-    lines_between,
-    prefix_of,
-    rejected_of,
-    shown,
-    step_of,
+    GROWING, MAX_PART_BYTES, answer_text, end_of_lines, is_trajectory, lines_between, prefix_of, rejected_of, shown,
+    step_of
 )
 from rollout_inspector.client.client import Client, PushError, ServerError
 from rollout_inspector.outputs import open_no_link, whole_file

@@ -10,14 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollout_inspector.diagnose.gap.cause_case import (
-    AGREE_MEAN,
-    FINE,
-    MIN_STEPS,
-    MIN_TOKENS,
-    CauseCase,
-    counted_things,
-    is_stationary,
-    means_of,
+    AGREE_MEAN, FINE, MIN_STEPS, MIN_TOKENS, CauseCase, counted_things, is_stationary, means_of
 )
 from rollout_inspector.diagnose.gap.cause_kinds import CAUSES
 from rollout_inspector.diagnose.gap.tokens import BITS, CONFIDENT, GapTokens

@@ -14,11 +14,7 @@ from rollout_inspector.diagnose.finding import Severity
 from rollout_inspector.diagnose.gap.figures import trainer_column
 from rollout_inspector.diagnose.loss_weights.figures import FindingPlaces
 from rollout_inspector.diagnose.loss_weights.row_weights import (
-    ADVANTAGES,
-    advantage_column,
-    loss_inputs,
-    row_weights,
-    with_columns_of,
+    ADVANTAGES, advantage_column, loss_inputs, row_weights, with_columns_of
 )
 from rollout_inspector.diagnose.loss_weights.rules import RULES, Values
 from rollout_inspector.refusal import Refusal

@@ -7,10 +7,7 @@ from typing import Any
 from rollout_inspector.streams.interfaces import Conversation
 from rollout_inspector.streams.recorded_renders import NOW, Form, first_rendered, kwargs_of_record, with_objects
 from rollout_inspector.streams.strategies.protocol import (
-    Context,
-    ConversationSegment,
-    ConversationTurn,
-    StrategyRefused,
+    Context, ConversationSegment, ConversationTurn, StrategyRefused
 )
 from rollout_inspector.streams.trajectory import Message, Step
 

@@ -12,12 +12,7 @@ from rollout_inspector.streams.buffer import Buffer
 from rollout_inspector.streams.interfaces import Conversation
 from rollout_inspector.streams.prefix import common_prefix, merged_rows
 from rollout_inspector.streams.strategies.protocol import (
-    Context,
-    ConversationSegment,
-    KeepsSteps,
-    Strategy,
-    StrategyRefused,
-    Tools,
+    Context, ConversationSegment, KeepsSteps, Strategy, StrategyRefused, Tools
 )
 from rollout_inspector.streams.trajectory import NO_IDS, Floats, Ids, Mask, Message, Origin, Origins, Row
 

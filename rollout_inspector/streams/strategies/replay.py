@@ -13,14 +13,7 @@ from rollout_inspector.streams.prefix import common_prefix
 from rollout_inspector.streams.recorded_renders import UNKNOWN_DATE
 from rollout_inspector.streams.strategies.conversation import continues, for_template, segments
 from rollout_inspector.streams.strategies.protocol import (
-    MAX_REMEMBERED,
-    Context,
-    ConversationSegment,
-    Forks,
-    Strategy,
-    StrategyRefused,
-    TakesRecorded,
-    matching_logprobs,
+    MAX_REMEMBERED, Context, ConversationSegment, Forks, Strategy, StrategyRefused, TakesRecorded, matching_logprobs
 )
 from rollout_inspector.streams.strategies.two_templates import start
 from rollout_inspector.streams.trajectory import Ids, Message, Row, Step, Trajectory

@@ -4,13 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rollout_inspector.streams.interfaces import Conversation, RenderFailed
-from rollout_inspector.streams.strategies.protocol import (
-    Context,
-    ConversationSegment,
-    Strategy,
-    StrategyRefused,
-    Tools,
-)
+from rollout_inspector.streams.strategies.protocol import Context, ConversationSegment, Strategy, StrategyRefused, Tools
 from rollout_inspector.streams.trajectory import Floats, Ids, Message, Row
 
 

@@ -26,11 +26,7 @@ from numpy.typing import NDArray
 
 from rollout_inspector.streams.trajectory import Origin, Tokens
 from rollout_inspector.text.html.text import (
-    bytes_text_html,
-    runs_right_to_left,
-    split_fragments,
-    text_html,
-    visible_text,
+    bytes_text_html, runs_right_to_left, split_fragments, text_html, visible_text
 )
 from rollout_inspector.text.tokenizers import ByteTable
 from rollout_inspector.text.tokenizers.byte_table import special_tokens

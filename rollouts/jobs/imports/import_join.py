@@ -24,15 +24,8 @@ from rollouts.store.jobs.shards import is_cut, shards_of, unfinished_shards
 from rollouts.store.models import Job, Run
 from rollouts.store.outages import is_outage
 from rollouts.store.runs.imports import (
-    drop_all,
-    drop_range,
-    end_import,
-    move_range,
-    names_at,
-    next_final_index,
-    note_imported,
-    rename_trajectories,
-    set_rejections,
+    drop_all, drop_range, end_import, move_range, names_at, next_final_index, note_imported, rename_trajectories,
+    set_rejections
 )
 from rollouts.store.runs.runs import delete_trajectories, find_run, recount
 

@@ -32,14 +32,7 @@ from rollouts.store.models import Job
 from rollouts.store.people.activity_log import Action, record
 from rollouts.store.runs import runs
 from rollouts.store.runs.imports import (
-    begin_parts,
-    drop_incomplete,
-    end_import,
-    failed_import_of,
-    imported,
-    note_imported,
-    reject_file,
-    set_bytes_total,
+    begin_parts, drop_incomplete, end_import, failed_import_of, imported, note_imported, reject_file, set_bytes_total
 )
 from rollouts.store.runs.rejections import add_rejections, list_rejections
 from rollouts.store.runs.runs import choose_tokenizer, delete_run, end_run, find_run, reopen_run, start_run

@@ -26,15 +26,8 @@ from rollouts.store.paging import cursor_of, read_cursor
 from rollouts.store.people.access import Access
 from rollouts.store.trajectories.rows import row_window
 from rollouts.store.trajectories.search_queries import (
-    BODIES,
-    findings_among,
-    metadata_with,
-    newest_first,
-    rows_of_steps,
-    searched_runs,
-    sum_of_trajectories,
-    tokenizer_files,
-    trajectories_from,
+    BODIES, findings_among, metadata_with, newest_first, rows_of_steps, searched_runs, sum_of_trajectories,
+    tokenizer_files, trajectories_from
 )
 
 BATCH_TRAJECTORIES, BATCH_TOKENS = 400, 1 << 19  # Trajectories, and about how many tokens, that are read at once.

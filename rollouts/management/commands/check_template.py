@@ -27,11 +27,7 @@ from rollouts.management import TerminalCommand
 from rollouts.management.arguments import add_project_option, project_named
 from rollouts.management.jobs import run_jobs
 from rollouts.store.chat_templates.tokenizers import (
-    find_tokenizer,
-    load_tokenizer,
-    tokenizer_named,
-    tokenizer_names,
-    tokenizers_of,
+    find_tokenizer, load_tokenizer, tokenizer_named, tokenizer_names, tokenizers_of
 )
 from rollouts.store.database import reload
 from rollouts.store.models import Project, Tokenizer

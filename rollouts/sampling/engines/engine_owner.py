@@ -16,13 +16,7 @@ from itertools import count
 from typing import Any, Protocol, TypeVar
 
 from rollouts.sampling.engines.protocol import (
-    Engine,
-    EngineError,
-    EngineInfo,
-    Generation,
-    GenerationRequest,
-    RequestRefused,
-    reason,
+    Engine, EngineError, EngineInfo, Generation, GenerationRequest, RequestRefused, reason
 )
 
 log = logging.getLogger(__name__)

@@ -12,12 +12,7 @@ from rollout_inspector.streams.alternatives import packed
 from rollout_inspector.streams.recorded_renders import parsed
 from rollout_inspector.streams.trajectory import Floats, Ids
 from rollouts.sampling.engines.protocol import (
-    EngineError,
-    Generation,
-    GenerationRequest,
-    RequestRefused,
-    check_request,
-    reason,
+    EngineError, Generation, GenerationRequest, RequestRefused, check_request, reason
 )
 from rollouts.sampling.engines.stop_texts import StopTexts
 

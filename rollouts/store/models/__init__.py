@@ -13,17 +13,8 @@ from rollouts.store.models.findings import MutedKind, StoredFinding
 from rollouts.store.models.forks import Fork
 from rollouts.store.models.jobs import Job
 from rollouts.store.models.people import (
-    DEFAULT_PROJECT,
-    ApiToken,
-    AuditEvent,
-    ExternalIdentity,
-    Invitation,
-    LoginSession,
-    Membership,
-    Project,
-    Role,
-    ShareLink,
-    default_project,
+    DEFAULT_PROJECT, ApiToken, AuditEvent, ExternalIdentity, Invitation, LoginSession, Membership, Project, Role,
+    ShareLink, default_project
 )
 from rollouts.store.models.replays import Replay, ReplayRows, Retokenized
 from rollouts.store.models.rows import RowColumn, RowTokens, StoredRow

@@ -18,17 +18,7 @@ from django.db.models import Q, QuerySet
 from django.utils import timezone
 
 from rollouts.store.models import (
-    ApiToken,
-    AuditEvent,
-    Invitation,
-    Job,
-    Project,
-    Role,
-    Run,
-    ShareLink,
-    StoredTrajectory,
-    TemplateCheck,
-    Tokenizer,
+    ApiToken, AuditEvent, Invitation, Job, Project, Role, Run, ShareLink, StoredTrajectory, TemplateCheck, Tokenizer
 )
 from rollouts.store.people.access import Access
 

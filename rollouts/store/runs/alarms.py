@@ -16,15 +16,7 @@ from rollout_inspector.diagnose.alarm_rules import DEFAULTS, AlarmFigure, AlarmS
 from rollout_inspector.diagnose.kinds import KINDS
 from rollout_inspector.refusal import Refusal
 from rollouts.store.models import (
-    ACTIVE,
-    Alarm,
-    AlarmRule,
-    Job,
-    Project,
-    ProjectAlarms,
-    Run,
-    TrainingStepFigures,
-    new_code,
+    ACTIVE, Alarm, AlarmRule, Job, Project, ProjectAlarms, Run, TrainingStepFigures, new_code
 )
 from rollouts.store.people.activity_log import Action, record
 from rollouts.store.text import storable_text

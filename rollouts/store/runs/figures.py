@@ -13,14 +13,7 @@ from django.db.models.functions import Cast, Floor
 from rollout_inspector.diagnose.finding import Severity
 from rollout_inspector.streams.figures import lost_or_wrong, trained_otherwise
 from rollouts.store.models import Run, RunFigures, StoredFinding, StoredTrajectory
-from rollouts.store.runs.run_summary import (
-    NOT_INFO,
-    RunSummary,
-    cost_sum,
-    count_severities,
-    run_summary,
-    summary_from,
-)
+from rollouts.store.runs.run_summary import NOT_INFO, RunSummary, cost_sum, count_severities, run_summary, summary_from
 
 VERSION = 5  # Goes up when the rules of counting change.
 LARGE = 5_000  # With more trajectories, counting is too slow for a page.

@@ -9,14 +9,7 @@ from django.db.models import Max, QuerySet
 
 from rollout_inspector.formats.containers.json_text import canonical_json
 from rollout_inspector.streams.batches import batched
-from rollout_inspector.streams.coding import (
-    ARRAYS,
-    BODIES,
-    COLUMNS,
-    REQUEST_FIELDS,
-    StepCodec,
-    StepField,
-)
+from rollout_inspector.streams.coding import ARRAYS, BODIES, COLUMNS, REQUEST_FIELDS, StepCodec, StepField
 from rollout_inspector.streams.trajectory import Floats, Ids, Request, Row, Step, Trajectory
 from rollouts.store import models
 from rollouts.store.token_arrays.items import STEP_ARRAYS

@@ -5,7 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from tests.samples.planted import plant_delta, plant_request, plant_text, plant_training_rows  # noqa: F401 - each registers its planters
+from tests.samples.planted import (  # noqa: F401 - each registers its planters
+    plant_delta, plant_request, plant_text, plant_training_rows
+)
 from tests.samples.planted.plant_setup import PLANTERS, CannotPlant, Case, ModelSetup
 
 __all__ = ["PLANTERS", "CannotPlant", "Case", "ModelSetup", "planted", "with_lead"]

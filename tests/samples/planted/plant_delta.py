@@ -5,16 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from tests.samples.planted.plant_setup import (
-    CITIES,
-    CannotPlant,
-    Case,
-    ModelSetup,
-    Turn,
-    eos_text,
-    first_wrong,
-    planter,
-    split_token,
-    two_tools,
+    CITIES, CannotPlant, Case, ModelSetup, Turn, eos_text, first_wrong, planter, split_token, two_tools
 )
 from tests.tokenizers.oracles import encode_plain
 

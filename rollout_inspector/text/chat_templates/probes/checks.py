@@ -11,26 +11,15 @@ from rollout_inspector.streams.trajectory import Message
 from rollout_inspector.text.chat_templates.probes.compare import RenderComparison
 from rollout_inspector.text.chat_templates.probes.content_checks import CONTENT_CHECKS
 from rollout_inspector.text.chat_templates.probes.conversations import (
-    TITO_POST_PREFIX,
-    TITO_POST_RESULT,
-    Probe,
-    append_probes,
-    conversation_probes,
-    markers_of,
-    thinking_probes,
-    thinking_switch,
+    TITO_POST_PREFIX, TITO_POST_RESULT, Probe, append_probes, conversation_probes, markers_of, thinking_probes,
+    thinking_switch
 )
 from rollout_inspector.text.chat_templates.probes.delta_checks import DELTA_CHECKS
 from rollout_inspector.text.chat_templates.probes.generation_checks import generation_masks
 from rollout_inspector.text.chat_templates.probes.message_shape import MessageShape, Tool, find_message_shape
 from rollout_inspector.text.chat_templates.probes.render_cache import CONTROL_SHAPE, CheckFunction, RenderCache
 from rollout_inspector.text.chat_templates.probes.report import (
-    Check,
-    CheckReport,
-    CheckStatus,
-    Purpose,
-    verdicts,
-    what_changed,
+    Check, CheckReport, CheckStatus, Purpose, verdicts, what_changed
 )
 from rollout_inspector.text.chat_templates.sandbox.render import TemplateRenderer, TemplateTokenizer
 

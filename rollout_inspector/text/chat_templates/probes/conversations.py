@@ -9,13 +9,7 @@ from rollout_inspector.streams.interfaces import Conversation
 from rollout_inspector.streams.trajectory import Message
 from rollout_inspector.text.chat_templates.jinja_source.scan import scan
 from rollout_inspector.text.chat_templates.probes.message_shape import (
-    CALC,
-    SEARCH,
-    TOOLS,
-    MessageShape,
-    Tool,
-    system,
-    user,
+    CALC, SEARCH, TOOLS, MessageShape, Tool, system, user
 )
 from rollout_inspector.text.chat_templates.probes.report import Purpose
 

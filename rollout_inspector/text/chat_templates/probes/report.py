@@ -12,10 +12,7 @@ from rollout_inspector.streams.interfaces import Conversation
 from rollout_inspector.streams.snippets import contrast, quoted
 from rollout_inspector.text.chat_templates.jinja_source.scan import deciding_condition, line_text
 from rollout_inspector.text.chat_templates.probes.compare import (
-    WINDOW_AFTER,
-    WINDOW_BEFORE,
-    RenderComparison,
-    RenderSide,
+    WINDOW_AFTER, WINDOW_BEFORE, RenderComparison, RenderSide
 )
 
 

@@ -13,10 +13,7 @@ from typing import Any
 from rollout_inspector.streams.interfaces import RenderFailed
 from rollout_inspector.text.chat_templates.jinja_source.parts import CannotTakeApart
 from rollout_inspector.text.chat_templates.probes.assistant_masks import (
-    exact_mask,
-    merged,
-    overlap_mask,
-    transformers_mask,
+    exact_mask, merged, overlap_mask, transformers_mask
 )
 from rollout_inspector.text.chat_templates.probes.checks import check, make_render_cache
 from rollout_inspector.text.chat_templates.probes.generation_checks import NAME, has_generation_tags

@@ -20,11 +20,7 @@ from rollout_inspector.text.chat_templates.probes.conversations import Probe
 from rollout_inspector.text.chat_templates.probes.message_shape import candidates
 from rollout_inspector.text.chat_templates.probes.render_cache import RenderCache
 from rollout_inspector.text.chat_templates.probes.report import (
-    Check,
-    CheckReport,
-    CheckStatus,
-    Purpose,
-    conversation_dict,
+    Check, CheckReport, CheckStatus, Purpose, conversation_dict
 )
 from rollout_inspector.text.chat_templates.repair.regression_set import RegressionSet
 from rollout_inspector.text.chat_templates.sandbox.render import TemplateRenderer, TemplateTokenizer

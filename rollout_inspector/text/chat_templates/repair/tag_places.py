@@ -6,14 +6,7 @@ from dataclasses import dataclass, field
 from itertools import chain, combinations, pairwise
 
 from rollout_inspector.text.chat_templates.jinja_source.parts import (
-    BranchGroup,
-    Leaf,
-    Node,
-    Operand,
-    cut,
-    explicit,
-    take_apart,
-    walk,
+    BranchGroup, Leaf, Node, Operand, cut, explicit, take_apart, walk
 )
 from rollout_inspector.text.chat_templates.repair.regression_set import RegressionSet
 from rollout_inspector.text.chat_templates.repair.sampled_spans import CannotMark, SampledSpans

@@ -23,11 +23,7 @@ from rollout_inspector.text.tokenizers import wire
 from rollout_inspector.text.tokenizers.files import TokenizerUnusable
 from rollout_inspector.text.tokenizers.worker.definition import parse_definition, read_files
 from rollout_inspector.text.tokenizers.worker.encoders import (
-    Encoder,
-    Reference,
-    fast_encoder,
-    is_of_library,
-    sample_texts,
+    Encoder, Reference, fast_encoder, is_of_library, sample_texts
 )
 from rollout_inspector.text.tokenizers.worker.vocabulary import build, cut_at
 
