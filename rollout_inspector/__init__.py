@@ -1,7 +1,5 @@
-"""See what a rollout sampled and what the trainer put under the gradient.
-
-``rollout_inspector.open(place)`` opens files where they lie, or a server (docs/open.md).
-"""
+"""See what a rollout sampled and what the trainer put under the gradient. ``rollout_inspector.open(place)`` opens files
+where they lie, or a server (docs/open.md)."""
 
 from importlib import import_module
 from typing import Any

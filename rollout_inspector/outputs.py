@@ -1,8 +1,6 @@
-"""What leaves the program: text for terminals and the logs of others, and files. Needs the standard library alone.
-
-Each text of a command, of the pytest plugin and of the client goes through :func:`plain`. What is written out stays
-valid inside a string of JSON, so that reports of programs go through it too.
-"""
+"""What leaves the program: text for terminals and the logs of others, and files. Needs the standard library alone. Each
+text of a command, of the pytest plugin and of the client goes through :func:`plain`. What is written out stays valid
+inside a string of JSON, so that reports of programs go through it too."""
 
 import os
 import re

@@ -1,8 +1,6 @@
-"""What cannot be done, as a sentence for a user, and what the user can do about it.
-
-A sentence knows no door. It names no button, option or field, because pages, API and commands show the same one.
-Each door has a table that words every remedy as its own.
-"""
+"""What cannot be done, as a sentence for a user, and what the user can do about it. A sentence knows no door. It names
+no button, option or field, because pages, API and commands show the same one. Each door has a table that words every
+remedy as its own."""
 
 from collections.abc import Mapping
 from enum import StrEnum

@@ -96,10 +96,8 @@ def filled_in(tokenizer: Tokenizer | None, chat_template: ChatTemplate) -> dict[
 
 def subject(access: Access, params: QueryDict) -> tuple[Run | None, TemplateCheck | None, dict[str, Any]]:
     """A run, the check of its question where it exists, without its report, and the initial values of the form.
-
     ``?run=`` asks about the first request of a run, ``?trajectory=&step=`` about a step; without them there is no run,
-    as for what may not be seen. With ``rows=1`` the template is that of the run's rows.
-    """
+    as for what may not be seen. With ``rows=1`` the template is that of the run's rows."""
     code, run_code = (params.get(name, "").replace("\0", "")[:64] for name in ("trajectory", "run"))
     request = find_request(access, code, run_code, whole_number(params.get("step")) or 0) if code or run_code else None
     if request is None:

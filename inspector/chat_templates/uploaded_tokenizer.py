@@ -20,11 +20,9 @@ from rollouts.store.text import tidy_name, without_paths
 
 
 def keep_upload(upload: UploadedFile, scratch: Path) -> Path:
-    """Write an upload as a tokenizer's folder under `scratch`.
-
-    Raises `TokenizerUnusable` with a sentence for another kind of file, and for a zip without a usable tokenizer.
-    What a tokenizer.json holds is checked when it is registered.
-    """
+    """Write an upload as a tokenizer's folder under `scratch`. Raises `TokenizerUnusable` with a sentence for another
+    kind of file, and for a zip without a usable tokenizer. What a tokenizer.json holds is checked when it is
+    registered."""
     if (upload.size or 0) > MAX_ZIP_BYTES:
         raise tokenizers.TokenizerUnusable(ZIP_TOO_LARGE)
     arrived = scratch / ("upload.zip" if upload.read(4) == b"PK\x03\x04" else "upload.json")

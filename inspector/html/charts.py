@@ -1,7 +1,5 @@
-"""Charts as geometry: bars in the units of a viewBox. Templates draw them, except the many pieces of a minimap.
-
-Each coordinate is text with two decimals, because Django localizes numbers in templates, which is slow for many bars.
-"""
+"""Charts as geometry: bars in the units of a viewBox. Templates draw them, except the many pieces of a minimap. Each
+coordinate is text with two decimals, because Django localizes numbers in templates, which is slow for many bars."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
-"""Markdown as HTML, by markdown-it-py: what a model wrote, and the docs. HTML in it is text, in both.
-
-A link of a hostile text leads to http or https, and is text otherwise. No picture is fetched from an address.
-"""
+"""Markdown as HTML, by markdown-it-py: what a model wrote, and the docs. HTML in it is text, in both. A link of a
+hostile text leads to http or https, and is text otherwise. No picture is fetched from an address."""
 
 import re
 from collections.abc import Callable, MutableMapping, Sequence

@@ -1,7 +1,5 @@
-"""The parts of a run's page that change while it works.
-
-The page asks again with the marks of the parts that it shows. The answer holds only the parts that changed.
-"""
+"""The parts of a run's page that change while it works. The page asks again with the marks of the parts that it shows.
+The answer holds only the parts that changed."""
 
 from __future__ import annotations
 
@@ -118,11 +116,9 @@ def _listed(run: Run, wanted: ListQuery) -> ListQuery:
 def place_part(
     run: Run, wanted: ListQuery, found: CursorPart[StoredTrajectory], queued: int, summary: RunSummary | None = None,
 ) -> dict[str, Any]:
-    """How many trajectories pass the filter, and the place of the first line among them, from 1.
-
-    None = more than are counted. At most three queries, none for the first page where a total of the run tells it.
-    ``queued``: the trajectories that nobody has begun.
-    """
+    """How many trajectories pass the filter, and the place of the first line among them, from 1. None = more than are
+    counted. At most three queries, none for the first page where a total of the run tells it. ``queued``: the
+    trajectories that nobody has begun."""
     listed = _listed(run, wanted)
     if listed.model_copy(update={"hide_queued": False}).pass_all:
         total: int | None = run.n_trajectories - queued * listed.hide_queued

@@ -54,11 +54,9 @@ def listed_run(
 
 
 def top_cause(counts: Mapping[str, int], worst: str) -> str | None:
-    """The kind of the gravest usual severity that has most findings.
-
-    ``worst``: the worst severity in the run. Where no finding is that grave, those of a graver kind are notes.
-    Samples that are not canonical are notes in most runs, and cost something only beside another finding.
-    """
+    """The kind of the gravest usual severity that has most findings. ``worst``: the worst severity in the run. Where no
+    finding is that grave, those of a graver kind are notes. Samples that are not canonical are notes in most runs, and
+    cost something only beside another finding."""
     least = SEVERITIES.index(worst) if worst in SEVERITIES else 0
 
     def place(kind: str) -> tuple[int, bool, int, str]:

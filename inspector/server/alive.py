@@ -1,8 +1,6 @@
 """Whether the process of this container lives: `python -m inspector.server.alive [web|worker|engine]`, status 0 or 1.
-
-Without a role, the command line of process 1 says which one it is. A process lives although
-another one is missing: a web server without workers, and a worker that waits for the database.
-"""
+Without a role, the command line of process 1 says which one it is. A process lives although another one is missing: a
+web server without workers, and a worker that waits for the database."""
 
 import json
 import os

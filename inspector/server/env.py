@@ -1,8 +1,5 @@
-"""Typed reading of environment variables.
-
-A wrong value never raises. The default is used instead, and `system_checks` turns each of its `problems` into a
-sentence. So `manage.py check` names all mistakes at once.
-"""
+"""Typed reading of environment variables. A wrong value never raises. The default is used instead, and `system_checks`
+turns each of its `problems` into a sentence. So `manage.py check` names all mistakes at once."""
 
 import json
 import os

@@ -1,7 +1,5 @@
-"""Structured logs: one event per line, as key=value text or JSON, with the id of the request that caused it.
-
-Log lines carry names, counts and codes; never the text of tokens, never a login or share token, never a query string.
-"""
+"""Structured logs: one event per line, as key=value text or JSON, with the id of the request that caused it. Log lines
+carry names, counts and codes; never the text of tokens, never a login or share token, never a query string."""
 
 import json
 import logging

@@ -1,7 +1,5 @@
-"""What machines must share, and what differs between them: each web server and worker tells Redis about itself.
-
-Each writes an entry of one Redis hash once a minute, as workers do with their load. `manage.py doctor` compares them.
-"""
+"""What machines must share, and what differs between them: each web server and worker tells Redis about itself. Each
+writes an entry of one Redis hash once a minute, as workers do with their load. `manage.py doctor` compares them."""
 
 import hashlib
 import hmac

@@ -12,11 +12,9 @@ FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 
 
 def claim_folder(data: Path) -> tuple[Path, IO[str]]:
-    """A folder below the data folder for the counters of one web server, empty, and the file that holds its lock.
-
-    The lock ends with the last process that inherited it. The next server then takes the same folder, so that servers
-    that were killed leave no folders behind.
-    """
+    """A folder below the data folder for the counters of one web server, empty, and the file that holds its lock. The
+    lock ends with the last process that inherited it. The next server then takes the same folder, so that servers that
+    were killed leave no folders behind."""
     for number in itertools.count():
         folder = data / "run" / f"metrics-{number}"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)

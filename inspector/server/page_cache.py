@@ -1,7 +1,5 @@
 """The cache of the pages: it holds plain values as MessagePack. A value that cannot be read is a miss, never code.
-
-Whoever reaches Redis can write there, so Django's own serializer, which reads pickles, is not used.
-"""
+Whoever reaches Redis can write there, so Django's own serializer, which reads pickles, is not used."""
 
 import logging
 from functools import partialmethod

@@ -1,8 +1,6 @@
-"""Counts requests for Prometheus, by view and status. Labels are names of ours: no address, no user, no code.
-
-The processes of a web server count into mapped files of one folder (the multiprocess mode of prometheus_client), so
-that whichever process is asked answers for all of them.
-"""
+"""Counts requests for Prometheus, by view and status. Labels are names of ours: no address, no user, no code. The
+processes of a web server count into mapped files of one folder (the multiprocess mode of prometheus_client), so that
+whichever process is asked answers for all of them."""
 
 import os
 import time

@@ -1,8 +1,6 @@
-"""The state of each worker: it writes one entry of a Redis hash every two seconds, and the Workers page reads them.
-
-The page does not know the names of the workers, and a cache cannot list its keys: so this is a hash. The inspection
-commands of Celery ask every worker and wait for the answers; a page cannot wait.
-"""
+"""The state of each worker: it writes one entry of a Redis hash every two seconds, and the Workers page reads them. The
+page does not know the names of the workers, and a cache cannot list its keys: so this is a hash. The inspection
+commands of Celery ask every worker and wait for the answers; a page cannot wait."""
 
 import os
 import time

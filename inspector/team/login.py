@@ -24,10 +24,8 @@ BACKEND = "django.contrib.auth.backends.ModelBackend"
 
 
 MAX_TRIES = {"account from address": "10/5m", "account": "100/5m", "address": "60/5m"}
-"""How many passwords are checked for an account from one address, from all addresses, and for all of one address.
-
-One address alone cannot lock the account of somebody elsewhere.
-"""
+"""How many passwords are checked for an account from one address, from all addresses, and for all of one address. One
+address alone cannot lock the account of somebody elsewhere."""
 
 
 def next_page(request: HttpRequest) -> str:

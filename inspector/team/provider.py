@@ -1,7 +1,5 @@
-"""`/login/provider`: sign-in through OpenID Connect, with Authlib: code flow, PKCE, state, nonce, signed ID token.
-
-An account is found by issuer and subject alone, never by name or email address. docs/decisions/0036 says why.
-"""
+"""`/login/provider`: sign-in through OpenID Connect, with Authlib: code flow, PKCE, state, nonce, signed ID token. An
+account is found by issuer and subject alone, never by name or email address. docs/decisions/0036 says why."""
 
 import logging
 import time

@@ -55,10 +55,8 @@ def head_of(trajectory: StoredTrajectory) -> dict[str, Any]:
 
 
 Build = Callable[[HttpRequest, StoredTrajectory], tuple[TrajectoryHead, dict[str, Any]]]
-"""Makes a page: the value that is its JSON, and the variables that only its template needs.
-
-In the template, a variable of the second takes the place of a field of the first with the same name.
-"""
+"""Makes a page: the value that is its JSON, and the variables that only its template needs. In the template, a variable
+of the second takes the place of a field of the first with the same name."""
 
 
 @dataclass(frozen=True)
@@ -122,9 +120,8 @@ def shows_one(request: HttpRequest) -> bool:
 
 
 PLACE_FIELDS = ("row", "view", "lens", "t", "w", "find", "solo", "top")
-"""The parameters of the tokens page that the tabs beside it keep, in one parameter ``place``, to lead back there.
-
-The page hands them to the script that fills a tab's ``place`` with what is read."""
+"""The parameters of the tokens page that the tabs beside it keep, in one parameter ``place``, to lead back there. The
+page hands them to the script that fills a tab's ``place`` with what is read."""
 
 MAX_PLACE = 500
 

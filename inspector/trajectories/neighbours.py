@@ -33,11 +33,9 @@ class Siblings:
 
 
 def find_siblings(trajectory: StoredTrajectory, params: QueryDict, here: str, reader: int | None) -> Siblings:
-    """The trajectories before and after it in the list that led to it, and its place there.
-
-    ``reader``: the key of the user who asks; None = a visitor. Two queries in the run's own order, at most eleven in a
-    filtered and sorted list.
-    """
+    """The trajectories before and after it in the list that led to it, and its place there. ``reader``: the key of the
+    user who asks; None = a visitor. Two queries in the run's own order, at most eleven in a filtered and sorted
+    list."""
     filters = ListQuery.read(params, reader)
     before, after = neighbours(trajectory, filters, filters.sort)
     name = "trajectory" if here == "tokens" else f"trajectory-{here}"

@@ -1,8 +1,6 @@
-"""A trajectory or a finding as one HTML file that opens without a server: no script, no request, style within.
-
-It draws with the templates and the painter of the tokens page. A file holds a limited number of tokens, and says what
-is not in it.
-"""
+"""A trajectory or a finding as one HTML file that opens without a server: no script, no request, style within. It draws
+with the templates and the painter of the tokens page. A file holds a limited number of tokens, and says what is not in
+it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -58,11 +56,9 @@ class OfflineFile:
 def offline_file(
     trajectory: StoredTrajectory, params: Mapping[str, str], comments: Sequence[CommentValues] = ()
 ) -> OfflineFile:
-    """The file that the parameters of an address ask for. Raises :class:`Refusal`.
-
-    ``row``: that row alone. ``finding``: that finding alone, with the tokens around it. ``view``, ``lens`` and ``t``
-    are those of the tokens page. Of ``comments`` it holds those on the whole trajectory and on tokens of the file.
-    """
+    """The file that the parameters of an address ask for. Raises :class:`Refusal`. ``row``: that row alone.
+    ``finding``: that finding alone, with the tokens around it. ``view``, ``lens`` and ``t`` are those of the tokens
+    page. Of ``comments`` it holds those on the whole trajectory and on tokens of the file."""
     chosen = {name: params[name] for name in ("row", "finding", "view", "lens", "t") if params.get(name)}
     view = read_view_parts(trajectory, PagePart.PAGE, Discussion(list(comments), False))
     finding = _finding(view, chosen.get("finding"))

@@ -1,7 +1,5 @@
 """Parsers: how one reply was read. What its message lost of the sampled ids, and what every other parser reads of them.
-
-A worker reads (``rollouts.jobs.parser_comparison``). This page draws what it stored.
-"""
+A worker reads (``rollouts.jobs.parser_comparison``). This page draws what it stored."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

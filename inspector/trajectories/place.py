@@ -97,10 +97,8 @@ def read_place(
     columns: Mapping[int, Sequence[str]] | None = None, fault: DrawnFinding | None = None,
 ) -> PagePlace:
     """The place that query parameters name. Never raises: a wrong value is corrected, and ``notices`` says so.
-
     ``columns``: row index -> names of its trainer's columns, each a lens. ``keep``: parameters of the run's list.
-    ``fault``: the worst finding, which is shown when the address names no place, in a view and a lens that show it.
-    """
+    ``fault``: the worst finding, which is shown when the address names no place, in a view and a lens that show it."""
     notices: list[str] = []
     if fault is not None and fault.drawn_row is not None and not any(params.get(name) for name in ("row", "t", "w")):
         fields = {name: params[name] for name in params}  # a QueryDict holds lists

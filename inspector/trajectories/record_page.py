@@ -1,7 +1,5 @@
-"""Conversation: what the source holds beside the tokens: messages, replies and texts of the steps, and other fields.
-
-A page shows a few steps. The texts of a page have at most two million characters, and each text gets an equal share.
-"""
+"""Conversation: what the source holds beside the tokens: messages, replies and texts of the steps, and other fields. A
+page shows a few steps. The texts of a page have at most two million characters, and each text gets an equal share."""
 
 import json
 import math

@@ -1,7 +1,5 @@
-"""One-time login links, and the rule that almost every page needs a login.
-
-The name of a file in the data folder is the hash of a token. Use of the token deletes the file, so a link works once.
-"""
+"""One-time login links, and the rule that almost every page needs a login. The name of a file in the data folder is the
+hash of a token. Use of the token deletes the file, so a link works once."""
 
 import hashlib
 import json

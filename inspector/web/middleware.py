@@ -19,11 +19,9 @@ View = Callable[[HttpRequest], HttpResponse]
 
 
 class ClientAddressMiddleware:
-    """Takes the address of the client from `X-Forwarded-For` where `INSPECTOR_PROXIES` says that proxies write it.
-
-    Each proxy appends the address that it was asked from. With n proxies the nth address from the right is the last
-    one that was not written by the client.
-    """
+    """Takes the address of the client from `X-Forwarded-For` where `INSPECTOR_PROXIES` says that proxies write it. Each
+    proxy appends the address that it was asked from. With n proxies the nth address from the right is the last one that
+    was not written by the client."""
 
     def __init__(self, get_response: View) -> None:
         self.get_response = get_response
@@ -69,11 +67,9 @@ class RefusalMiddleware:
 
 
 class CompressionMiddleware(GZipMiddleware):
-    """Compresses pages and JSON for a client that takes gzip. Django adds padding of a random length to each answer.
-
-    A stream is sent as it is made: an export keeps its length, and no line waits in the buffer of a compressor. A page
-    in parts is compressed part by part.
-    """
+    """Compresses pages and JSON for a client that takes gzip. Django adds padding of a random length to each answer. A
+    stream is sent as it is made: an export keeps its length, and no line waits in the buffer of a compressor. A page in
+    parts is compressed part by part."""
 
     def process_response(self, request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
         if not isinstance(response, PageInParts):

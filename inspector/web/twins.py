@@ -24,11 +24,9 @@ ViewFunction = Callable[..., HttpResponse]
 
 
 class Page:
-    """The base class of a page's value: a frozen dataclass with a docstring under each field.
-
-    The JSON twin of the page is this value: one key for each field. The template reads the fields by the same names. A
-    page of two or three values may be a mapping of them.
-    """
+    """The base class of a page's value: a frozen dataclass with a docstring under each field. The JSON twin of the page
+    is this value: one key for each field. The template reads the fields by the same names. A page of two or three
+    values may be a mapping of them."""
 
     # The schema of the API takes the description of each field from its docstring.
     __pydantic_config__: ClassVar[dict[str, Any]] = {"use_attribute_docstrings": True}

@@ -94,10 +94,8 @@ class Client:
         self, records: Iterable[Any] | Mapping[str, Any], prefix: str = "", step: int | None = None
     ) -> dict[str, Any]:
         """Send records and return ``{"run", "trajectories", "known", "rejected": [{"line", "reason"}], ...}``.
-
         ``prefix`` is put before each id and group. Use one when the ids start again at each training step. ``step`` is
-        the training step of all records; None = the one that each record tells.
-        """
+        the training step of all records; None = the one that each record tells."""
         if self.run is None:
             self.create_run("pushed " + time.strftime("%Y-%m-%d %H:%M"))
         is_single = isinstance(records, (Mapping, str, bytes))
@@ -167,11 +165,9 @@ class Client:
         return self._get("compare", {"run": list(runs)})
 
     def trajectories(self, run: str | None = None, **filters: Any) -> Iterator[dict[str, Any]]:
-        """Yields the trajectories of a run; None = the run that is pushed to.
-
-        ``filters``: those of the run's page, such as ``finding``, ``status``, ``min``, ``flawed``, and ``sort``. A name
-        that Python keeps for itself ends in an underscore: ``from_``.
-        """
+        """Yields the trajectories of a run; None = the run that is pushed to. ``filters``: those of the run's page,
+        such as ``finding``, ``status``, ``min``, ``flawed``, and ``sort``. A name that Python keeps for itself ends in
+        an underscore: ``from_``."""
         return self._items(f"runs/{run or self.run}/trajectories", filters)
 
     def trajectory(self, code: str) -> dict[str, Any]:
@@ -195,11 +191,9 @@ class Client:
         self, trajectory: str, row: int = 0, *, step: int | None = None, strategy: str = "", start: int = 0,
         stop: int | None = None, columns: Sequence[str] = (),
     ) -> dict[str, list[Any]]:
-        """Token columns ``[start, stop)`` by name: of a row, or of the stream of a ``step``.
-
-        ``ids``, ``loss_mask``, ``logprobs``, ``origin`` and ``step``, and those that a trainer wrote; without what the
-        source lacks. ``columns``: only these. A value that is not known is None.
-        """
+        """Token columns ``[start, stop)`` by name: of a row, or of the stream of a ``step``. ``ids``, ``loss_mask``,
+        ``logprobs``, ``origin`` and ``step``, and those that a trainer wrote; without what the source lacks.
+        ``columns``: only these. A value that is not known is None."""
         at = f"{_rows(trajectory, strategy)}/{row}" if step is None else f"trajectories/{trajectory}/steps/{step}"
         token_columns: dict[str, list[Any]] = {}
         following: int | None = start
@@ -242,10 +236,8 @@ class Client:
 
     def find(self, q: str, by: str = "text", run: str = "", finding: str = "") -> Iterator[dict[str, Any]]:
         """Yields the places of what is looked for in a run, or in all: ``trajectory``, ``row``, ``start``, ``stop``...
-
         ``by``: ``text``, ``ids`` (``271 * 151657``), ``regex``, ``metadata`` or ``finding``. ``finding``: only in
-        trajectories with a finding of this kind.
-        """
+        trajectories with a finding of this kind."""
         return self._items("search", {"by": by, "q": q, "run": run, "finding": finding}, "results", "next_results")
 
     def lanes(self, trajectory: str) -> list[dict[str, Any]]:

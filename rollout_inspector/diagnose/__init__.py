@@ -1,8 +1,6 @@
 """From a difference to its cause: what is wrong with a trajectory, where, why, at what cost, and what mends it.
-
 ``diagnose`` walks an ordered list of rules; the first rule that matches names the cause. A rule is a small pure
-function in the module of its family, and one entry here. No rule knows a model's name.
-"""
+function in the module of its family, and one entry here. No rule knows a model's name."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
-"""Checks what a row's mask covers: headers, separators, stop tokens, observations.
-
-With an origin for each token the checks read the origins. Without origins the marks of the template tell the turns.
-"""
+"""Checks what a row's mask covers: headers, separators, stop tokens, observations. With an origin for each token the
+checks read the origins. Without origins the marks of the template tell the turns."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace

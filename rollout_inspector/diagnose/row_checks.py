@@ -1,7 +1,5 @@
-"""Checks one training row: lengths, logprobs, advantages, shifts. ``mask_checks`` checks the mask.
-
-A check returns a :class:`Fault` or None. Offsets count in the row.
-"""
+"""Checks one training row: lengths, logprobs, advantages, shifts. ``mask_checks`` checks the mask. A check returns a
+:class:`Fault` or None. Offsets count in the row."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any

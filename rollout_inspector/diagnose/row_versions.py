@@ -32,11 +32,9 @@ def step_versions(step: Step) -> list[str]:
 
 
 def trained_versions(row: Row) -> list[str]:
-    """The distinct versions that sampled the tokens under the loss mask, in order of appearance.
-
-    What is recorded is as long as the row or as its trained tokens; in another length, or without a mask for each
-    token, it tells nothing. Empty = not recorded.
-    """
+    """The distinct versions that sampled the tokens under the loss mask, in order of appearance. What is recorded is as
+    long as the row or as its trained tokens; in another length, or without a mask for each token, it tells nothing.
+    Empty = not recorded."""
     n, n_trained = len(row.ids), row.n_trained
     if len(row.loss_mask) != n:
         return []

@@ -278,10 +278,8 @@ def _stop_strings(case: DiagnosisContext, step: Step) -> list[str]:
 
 def _past_stop(decoded: str, last: int, text: str | None, message: Message, stop: str) -> int | None:
     """Where a decoded completion goes past its returned text, at the stop string or behind it. None = it does not.
-
     ``last``: behind it are control tokens alone. ``text``: as the server returned it; None = the ``message``, whose
-    parser may have stripped it.
-    """
+    parser may have stripped it."""
     calls = msg.calls_of(message) if text is None else []
     if calls:  # a parser took them, with or without the string that ended them
         place = decoded.find(stop) + len(stop)

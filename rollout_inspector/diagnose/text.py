@@ -50,11 +50,9 @@ def special_tokens_dropped(b: Break) -> Fault | None:
 
 
 def _lost_at(b: Break, lost: NDArray[np.intp], exact: bool) -> NDArray[np.intp]:
-    """Where sampled tokens are missing in the prompt. ``lost`` and the result count from the break.
-
-    The texts between control tokens are compared by bytes, without white space unless ``exact``. A place inside a
-    token of the prompt becomes the start of that token.
-    """
+    """Where sampled tokens are missing in the prompt. ``lost`` and the result count from the break. The texts between
+    control tokens are compared by bytes, without white space unless ``exact``. A place inside a token of the prompt
+    becomes the start of that token."""
     before, behind = (_text_offsets(b, ids[b.start :], exact) for ids in (b.expected, b.actual))
     sought = before[lost]
     places = np.minimum(np.searchsorted(behind, sought), len(behind) - 1)
@@ -212,11 +210,9 @@ def _calls(b: Break, turn: Step) -> list[dict[str, Any]]:
 
 
 def call_regions(text: str, calls: list[dict[str, Any]]) -> list[tuple[int, int]]:
-    """Where tool calls stand in a completion: the payload, and the white space between it and its tags.
-
-    ``calls`` are those of the message. A JSON object is a call that holds its name, or its arguments behind its name.
-    Without calls, an object with a name and arguments is one. A call without JSON goes from its name to the end.
-    """
+    """Where tool calls stand in a completion: the payload, and the white space between it and its tags. ``calls`` are
+    those of the message. A JSON object is a call that holds its name, or its arguments behind its name. Without calls,
+    an object with a name and arguments is one. A call without JSON goes from its name to the end."""
     regions: list[tuple[int, int]] = []
     for start, stop, value in json_objects(text):
         has_name = any(call["name"] and call["name"] in msg.strings_in(value) for call in calls)

@@ -1,7 +1,5 @@
-"""Formats of files, one module each: read and, in some, write. A line in ``FORMATS`` adds one, as do other packages.
-
-A format is recognised by content. Readers stream, and yield :class:`Rejected` for a line that cannot be read.
-"""
+"""Formats of files, one module each: read and, in some, write. A line in ``FORMATS`` adds one, as do other packages. A
+format is recognised by content. Readers stream, and yield :class:`Rejected` for a line that cannot be read."""
 
 from collections.abc import Iterator
 from dataclasses import replace

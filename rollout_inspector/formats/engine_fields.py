@@ -1,8 +1,6 @@
-"""What engines tell in arrays, wherever a record holds it: expert routing, kept sets, spans of policy versions.
-
-Arrays of routing and of kept sets are larger than all else of a trajectory. So they are not stored: ``routing`` takes
-the place of the first in the same ``extra``, and the size of each set is ``kept_set`` of a step or a column of a row.
-"""
+"""What engines tell in arrays, wherever a record holds it: expert routing, kept sets, spans of policy versions. Arrays
+of routing and of kept sets are larger than all else of a trajectory. So they are not stored: ``routing`` takes the
+place of the first in the same ``extra``, and the size of each set is ``kept_set`` of a step or a column of a row."""
 
 import base64
 import binascii

@@ -15,12 +15,9 @@ _TRACES = re.compile(r"(\d{5}|traces)\.jsonl(\.zst|\.gz)?")  # Files of traces o
 
 
 def files_of(path: Path, most: int = MAX_FILES) -> list[Path]:
-    """The path itself, or the files in a folder and its folders, ``step_9`` before ``step_10``.
-
-    Hidden files, links and files of other endings are left out, and so are files that are read together with another
-    one. Raises :class:`FileRefused` for a folder without files,
-    and for one with too many.
-    """
+    """The path itself, or the files in a folder and its folders, ``step_9`` before ``step_10``. Hidden files, links and
+    files of other endings are left out, and so are files that are read together with another one. Raises
+    :class:`FileRefused` for a folder without files, and for one with too many."""
     if not path.is_dir():
         return [path]
     files: list[Path] = []

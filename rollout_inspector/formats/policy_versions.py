@@ -36,11 +36,9 @@ def of_record(fields: Mapping[str, Any]) -> str:
 
 
 def of_row(value: Any, loss_mask: Mask) -> dict[str, Any]:
-    """Fields for the ``extra`` of a row: its one version, or its runs; empty where nobody can tell.
-
-    ``value``: for each call of the engine a version, or spans of the row with ``version``, ``abs_start``, ``abs_end``.
-    Versions without spans belong to the trained stretches of ``loss_mask`` ``[T]``, if there are as many.
-    """
+    """Fields for the ``extra`` of a row: its one version, or its runs; empty where nobody can tell. ``value``: for each
+    call of the engine a version, or spans of the row with ``version``, ``abs_start``, ``abs_end``. Versions without
+    spans belong to the trained stretches of ``loss_mask`` ``[T]``, if there are as many."""
     if not isinstance(value, list) or not value:
         return {}
     if all(isinstance(version, str | int) and not isinstance(version, bool) for version in value):

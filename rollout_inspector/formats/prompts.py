@@ -1,8 +1,6 @@
 """Fast reading of lines whose prompts repeat: each prompt begins with the prompt before, so only the rest is parsed.
-
 Lists of numbers (``"prompt_token_ids": [...]``) are cut out of the text before the text is decoded, and parsed alone.
-Where a prompt has the same bytes as the prompt before, it has the same ids. So only bytes are compared there.
-"""
+Where a prompt has the same bytes as the prompt before, it has the same ids. So only bytes are compared there."""
 
 import contextlib
 import re
@@ -44,12 +42,9 @@ Parse = Callable[[bytes], Array]
 def decode(
     data: bytes, holders: Callable[[Any], Iterable[dict[str, Any]]], others: Mapping[str, Parse] | None = None
 ) -> Any:
-    """:func:`decode`, with arrays in place of the lists of ``prompt_token_ids`` and of the keys
-    of ``others``.
-
+    """:func:`decode`, with arrays in place of the lists of ``prompt_token_ids`` and of the keys of ``others``.
     ``holders`` returns the objects of the decoded line that may hold these lists. If a list stands anywhere else, the
-    line is decoded in the plain way, which says what is wrong. Raises :class:`BadLine`.
-    """
+    line is decoded in the plain way, which says what is wrong. Raises :class:`BadLine`."""
     cut = _cut(data, {PROMPT: parse_ids, **(others or {})})
     if cut is None:
         return shapes.decode(data)

@@ -230,11 +230,9 @@ def spare(read: Callable[..., Any], value: Any, where: str, **options: Any) -> A
 
 
 def text(value: Any, where: str, limit: int) -> str:
-    """A short text that a database column can hold; null and missing count as empty.
-
-    It is metadata, so nothing is refused: another value is left out, and a long text is cut and keeps a hash, so that
-    two long names stay two. Both with a note.
-    """
+    """A short text that a database column can hold; null and missing count as empty. It is metadata, so nothing is
+    refused: another value is left out, and a long text is cut and keeps a hash, so that two long names stay two. Both
+    with a note."""
     if value is None:
         return ""
     if _is_whole(value):

@@ -12,11 +12,9 @@ from rollout_inspector.streams.trajectory import Floats, Row, Step
 def rows_with_columns(
     steps: Sequence[Step], columns: Sequence[Mapping[str, Floats]], names: Iterable[str]
 ) -> tuple[Row, ...]:
-    """The rows that follow from the steps, with columns ``[T]``; empty where no step has a column.
-
-    ``columns``: for each step the columns ``[C]`` of its completion. A token under the mask whose step has no such
-    column has NaN. A token that nobody sampled has 0.
-    """
+    """The rows that follow from the steps, with columns ``[T]``; empty where no step has a column. ``columns``: for
+    each step the columns ``[C]`` of its completion. A token under the mask whose step has no such column has NaN. A
+    token that nobody sampled has 0."""
     used = [name for name in names if any(name in row_columns for row_columns in columns)]
     rows = []
     for row in merged_rows(steps) if used else ():

@@ -1,8 +1,6 @@
-"""The alternatives that a server's answer names beside each token, where it names them by their ids.
-
-vLLM writes ids as ``token_id``, or as ``token_id:123`` when it is asked to. A token that is named by its text alone may
-be one of several ids, so nothing is guessed: such an answer has no alternatives.
-"""
+"""The alternatives that a server's answer names beside each token, where it names them by their ids. vLLM writes ids as
+``token_id``, or as ``token_id:123`` when it is asked to. A token that is named by its text alone may be one of several
+ids, so nothing is guessed: such an answer has no alternatives."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

@@ -1,8 +1,6 @@
-"""What prime-rl learns of a trace after it ended: ``annotations/``, folders or files of updates beside the traces.
-
-An update names a trace. It has fields that are merged into ``info`` of the trace, and values for the tokens of a
-branch, one for each token from the root to the leaf. A null stands where nothing is known. Later updates win.
-"""
+"""What prime-rl learns of a trace after it ended: ``annotations/``, folders or files of updates beside the traces. An
+update names a trace. It has fields that are merged into ``info`` of the trace, and values for the tokens of a branch,
+one for each token from the root to the leaf. A null stands where nothing is known. Later updates win."""
 
 import os
 import re

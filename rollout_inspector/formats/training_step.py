@@ -1,8 +1,6 @@
-"""The training step of a trajectory: said by the user, by the record, or by the path of its file.
-
-Trainers write it in many places: NeMo RL in the name ``train_data_step{N}.jsonl``, verl in ``{N}.jsonl`` and in
-``step``, TRL and ms-swift in ``step``, others in ``global_step``, ``iteration`` or a folder ``step_000123/``.
-"""
+"""The training step of a trajectory: said by the user, by the record, or by the path of its file. Trainers write it in
+many places: NeMo RL in the name ``train_data_step{N}.jsonl``, verl in ``{N}.jsonl`` and in ``step``, TRL and ms-swift
+in ``step``, others in ``global_step``, ``iteration`` or a folder ``step_000123/``."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,8 +1,6 @@
 """A scripted engine: an OpenAI-compatible server that answers by a script, and remembers which ids it read and sampled.
-
-Its answers have the fields that vLLM 0.32 sends: ``return_token_ids``, ``logprobs``, ``weight_versions``, streams.
-It is made of the standard library, because an installation without the server has no other HTTP server.
-"""
+Its answers have the fields that vLLM 0.32 sends: ``return_token_ids``, ``logprobs``, ``weight_versions``, streams. It
+is made of the standard library, because an installation without the server has no other HTTP server."""
 
 import codecs
 import json

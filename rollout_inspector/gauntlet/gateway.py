@@ -31,11 +31,9 @@ def command_of(text: str) -> list[str]:
 def started(
     command: list[str], engine: str, environment: Mapping[str, str] | None = None
 ) -> Iterator[tuple[int, Path]]:
-    """The process while the block lasts; yields its port and the file of what it prints. SIGTERM ends it.
-
-    ``{engine}`` and ``{port}`` in the command are filled. Raises :class:`Refusal` where it does not begin to listen, or
-    does not end.
-    """
+    """The process while the block lasts; yields its port and the file of what it prints. SIGTERM ends it. ``{engine}``
+    and ``{port}`` in the command are filled. Raises :class:`Refusal` where it does not begin to listen, or does not
+    end."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]

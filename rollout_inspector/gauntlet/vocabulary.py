@@ -1,8 +1,6 @@
-"""The vocabulary and the chat template of the scripted engine, so small that no tokenizer is needed.
-
-Each byte is a token, and so are some words. A model may spell such a word byte by byte: the text is the same then, and
-the ids differ from what encoding the text would return.
-"""
+"""The vocabulary and the chat template of the scripted engine, so small that no tokenizer is needed. Each byte is a
+token, and so are some words. A model may spell such a word byte by byte: the text is the same then, and the ids differ
+from what encoding the text would return."""
 
 import json
 import re

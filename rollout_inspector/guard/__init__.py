@@ -1,7 +1,5 @@
-"""Checks that run where the work happens: in a pull request and in a trainer. No server and no database.
-
-The names are loaded at first use, so that ``import rollout_inspector.guard`` costs a trainer nothing.
-"""
+"""Checks that run where the work happens: in a pull request and in a trainer. No server and no database. The names are
+loaded at first use, so that ``import rollout_inspector.guard`` costs a trainer nothing."""
 
 from importlib import import_module
 from typing import Any

@@ -1,8 +1,6 @@
-"""The folder that an audit writes: a file for each shard that is done, and at the end the tables of all.
-
-A shard's file has the key of the shard as its name. So the same command goes on where it was stopped, and a file that
-changed is audited again.
-"""
+"""The folder that an audit writes: a file for each shard that is done, and at the end the tables of all. A shard's file
+has the key of the shard as its name. So the same command goes on where it was stopped, and a file that changed is
+audited again."""
 
 import json
 from collections import Counter

@@ -1,8 +1,6 @@
-"""Where the shards of an audit are read: in processes of this machine, or on the nodes of a Ray cluster.
-
-Both call the same pure function, :func:`audit`. A lost process or node costs the shards that
-it was reading, and they are read again.
-"""
+"""Where the shards of an audit are read: in processes of this machine, or on the nodes of a Ray cluster. Both call the
+same pure function, :func:`audit`. A lost process or node costs the shards that it was reading, and they are read
+again."""
 
 import logging
 import multiprocessing
@@ -118,10 +116,8 @@ def _result(future: Future[pa.Table]) -> pa.Table | str:
 
 def on_ray(todo: Todo, settings: AuditSettings, address: str = "auto") -> Done:
     """Read shards on the nodes of a Ray cluster. Every node finds the files and the tokenizer at the same paths.
-
     ``address``: the cluster's, or ``auto`` for the one that runs on this machine. Ray reads the shards of a lost node
-    on another one. Raises :class:`Refusal` where Ray is not installed or no cluster answers.
-    """
+    on another one. Raises :class:`Refusal` where Ray is not installed or no cluster answers."""
     try:
         import ray
     except ImportError as error:

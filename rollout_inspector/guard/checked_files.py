@@ -167,11 +167,9 @@ def check_files(
     paths: Iterable[str | Path], codec: Codec | None = None, renderer: Renderer | None = None,
     format_name: str = "auto", training_step: TrainingStepRule = ANY, progress: Progress | None = None,
 ) -> CheckedFiles:
-    """Read files and folders and diagnose every trajectory in them.
-
-    ``codec``: the tokenizer that sampled; without it, what needs text is not decidable, and the result says so.
-    ``renderer``: the chat template that wrote the prompts. A file that cannot be read becomes an entry of ``unread``.
-    """
+    """Read files and folders and diagnose every trajectory in them. ``codec``: the tokenizer that sampled; without it,
+    what needs text is not decidable, and the result says so. ``renderer``: the chat template that wrote the prompts. A
+    file that cannot be read becomes an entry of ``unread``."""
     checked = CheckedFiles()
     for path in paths:
         try:

@@ -76,11 +76,9 @@ class FilesVerdict:
 
 
 def fail_rule(fail_on: str = "error", max_rates: Iterable[str] = (), baseline: str | Path | None = None) -> FailRule:
-    """The rule of a command line.
-
-    ``fail_on``: ``error``, ``warning``, ``info`` or ``none``, and names of kinds, joined by commas. ``max_rates``:
-    ``KIND=0.01`` each. ``baseline``: the JSON report of an earlier check. Raises :class:`Refusal`.
-    """
+    """The rule of a command line. ``fail_on``: ``error``, ``warning``, ``info`` or ``none``, and names of kinds, joined
+    by commas. ``max_rates``: ``KIND=0.01`` each. ``baseline``: the JSON report of an earlier check. Raises
+    :class:`Refusal`."""
     severity, kinds = "", set()
     words = [part.strip() for part in fail_on.split(",") if part.strip()]
     if not words:

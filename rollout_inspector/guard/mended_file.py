@@ -1,8 +1,6 @@
-"""Writes a file again with its faulty trajectories mended, and a manifest of every change.
-
-Our own formats are written from values. A trainer's records are changed where they stand, and untouched lines are
-copied. Both files appear when they are whole and the output passes the check; until then they are called ``*.part``.
-"""
+"""Writes a file again with its faulty trajectories mended, and a manifest of every change. Our own formats are written
+from values. A trainer's records are changed where they stand, and untouched lines are copied. Both files appear when
+they are whole and the output passes the check; until then they are called ``*.part``."""
 
 import json
 from collections import Counter

@@ -1,7 +1,5 @@
-"""Mends one trajectory: split at its breaks, masked where nothing was sampled, or left out.
-
-Every repair is tried and diagnosed again. What still fails is left out, so that what is written passes the check.
-"""
+"""Mends one trajectory: split at its breaks, masked where nothing was sampled, or left out. Every repair is tried and
+diagnosed again. What still fails is left out, so that what is written passes the check."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace

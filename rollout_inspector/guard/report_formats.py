@@ -1,7 +1,5 @@
-"""Reports of a check: text, JSON, JUnit XML, SARIF, annotations of GitHub, Markdown.
-
-Sources: the JUnit XML schema of Jenkins; SARIF 2.1.0 of OASIS; GitHub's workflow commands.
-"""
+"""Reports of a check: text, JSON, JUnit XML, SARIF, annotations of GitHub, Markdown. Sources: the JUnit XML schema of
+Jenkins; SARIF 2.1.0 of OASIS; GitHub's workflow commands."""
 
 import json
 import re

@@ -48,11 +48,9 @@ SCHEMA = pa.schema(
         "n_tokens": pa.int64(), "n_findings": pa.int64(), "worst": pa.string(), "findings": pa.list_(FINDING),
     }
 )
-"""One row a trajectory, in the order of the files; and one for each line or file that was not read.
-
-``place`` counts the trajectories of a shard from 0. ``unread`` is null for a trajectory, and else says why.
-``n_tokens`` counts the tokens that the steps add, or those of the rows where there are no steps, as pages do.
-"""
+"""One row a trajectory, in the order of the files; and one for each line or file that was not read. ``place`` counts
+the trajectories of a shard from 0. ``unread`` is null for a trajectory, and else says why. ``n_tokens`` counts the
+tokens that the steps add, or those of the rows where there are no steps, as pages do."""
 
 
 @dataclass(frozen=True)
@@ -131,11 +129,9 @@ def _pieces(file: Path, format_name: str, n_bytes: int) -> Iterator[dict[str, An
 
 
 def audit(shard: AuditShard, settings: AuditSettings) -> pa.Table:
-    """Read and diagnose what a shard holds. Returns a table of :data:`SCHEMA`.
-
-    The same shard and settings make the same table on any machine. What cannot be read becomes a row that says why.
-    Raises ``OSError`` when a file is not there as it was cut, ``ValueError`` when the tokenizer cannot be used.
-    """
+    """Read and diagnose what a shard holds. Returns a table of :data:`SCHEMA`. The same shard and settings make the
+    same table on any machine. What cannot be read becomes a row that says why. Raises ``OSError`` when a file is not
+    there as it was cut, ``ValueError`` when the tokenizer cannot be used."""
     codec, renderer = tools_of(settings.tokenizer, settings.template)
     fallback = renderer.chat_template_sha256 if renderer is not None else ""
     rows: list[dict[str, Any]] = []

@@ -1,7 +1,5 @@
-"""Which changed line of a chat template changed which renders: each change is tried alone.
-
-The older template is rendered with one change at a time. So a line is named because it did it, not because it is near.
-"""
+"""Which changed line of a chat template changed which renders: each change is tried alone. The older template is
+rendered with one change at a time. So a line is named because it did it, not because it is near."""
 
 import re
 import time

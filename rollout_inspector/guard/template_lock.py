@@ -1,7 +1,5 @@
-"""The lock file of chat templates: what they are and do today, so that a later check fails when it changes.
-
-It holds the templates' own lines too. So a later check can render the older template again and say which line did it.
-"""
+"""The lock file of chat templates: what they are and do today, so that a later check fails when it changes. It holds
+the templates' own lines too. So a later check can render the older template again and say which line did it."""
 
 import hashlib
 import json

@@ -1,7 +1,5 @@
-"""What a trainer holds, as trajectories: rows and engine calls as values, dicts, or a batch of arrays or tensors.
-
-Only the rows that are looked at are converted. No tensor library is imported: a tensor is asked for its array.
-"""
+"""What a trainer holds, as trajectories: rows and engine calls as values, dicts, or a batch of arrays or tensors. Only
+the rows that are looked at are converted. No tensor library is imported: a tensor is asked for its array."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

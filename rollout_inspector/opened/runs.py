@@ -258,11 +258,9 @@ def open_run(
     place: str | Path | Sequence[str | Path], token: str = "", *, run: str = "", tokenizer: str | Path = "",
     chat_template: str = "",
 ) -> OpenedRun:
-    """Open files where they lie, or a server by its address and an API key. Raises :class:`Refusal`.
-
-    ``run``: of a server the code of one run, which may stand in the address too. ``tokenizer`` is the folder of the
-    policy's, without which what needs text is not decided; ``chat_template`` the text of its template.
-    """
+    """Open files where they lie, or a server by its address and an API key. Raises :class:`Refusal`. ``run``: of a
+    server the code of one run, which may stand in the address too. ``tokenizer`` is the folder of the policy's, without
+    which what needs text is not decided; ``chat_template`` the text of its template."""
     if isinstance(place, str) and place.startswith(("http://", "https://")):
         return ServerRun(place, token, run)
     paths = [place] if isinstance(place, str | Path) else list(place)

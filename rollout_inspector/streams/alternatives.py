@@ -1,8 +1,6 @@
-"""What an engine or a source tells beside a sampled token: its likeliest alternatives, entropy, and the kept set.
-
-The arrays are flat, as they are stored: the K entries of token ``i`` are ``[i * K, (i + 1) * K)``. An entry whose
-log-probability is minus infinity is none: sampling left fewer tokens over than K.
-"""
+"""What an engine or a source tells beside a sampled token: its likeliest alternatives, entropy, and the kept set. The
+arrays are flat, as they are stored: the K entries of token ``i`` are ``[i * K, (i + 1) * K)``. An entry whose
+log-probability is minus infinity is none: sampling left fewer tokens over than K."""
 
 from collections.abc import Sequence
 
@@ -18,16 +16,13 @@ MAX_STORED = 1000  # The most alternatives of a token that are kept.
 
 Alternatives = tuple[Ids, Floats]
 """The likeliest tokens at each place of a completion, likeliest first: ids ``[C, K]`` and log-probabilities ``[C, K]``.
-
 Minus infinity where there is no alternative."""
 
 
 def packed(entries: Sequence[Sequence[tuple[int, float]]], k: int | None = None) -> tuple[Ids, Floats] | None:
-    """``(id, log-probability)`` of the alternatives of each token, in any order, as the flat arrays of a step.
-
-    ``k``: keep so many, the likeliest; None = all. An entry that no token can be drawn by is left out. None = no token
-    has an entry. Raises ``OverflowError`` for an id outside int32.
-    """
+    """``(id, log-probability)`` of the alternatives of each token, in any order, as the flat arrays of a step. ``k``:
+    keep so many, the likeliest; None = all. An entry that no token can be drawn by is left out. None = no token has an
+    entry. Raises ``OverflowError`` for an id outside int32."""
     possible = [[pair for pair in entry if pair[1] > _NEVER] for entry in entries]
     most = max(map(len, possible), default=0)
     if not most:
@@ -97,11 +92,9 @@ def behind_likeliest(alternatives: Alternatives, logprobs: Floats) -> Floats:
 
 
 def entropy_at_least(alternatives: Alternatives) -> Floats:
-    """``[C]``, in nats: the least entropy that a distribution with these likeliest tokens can have.
-
-    Every other token is at most as likely as the last alternative. So the mass ``r`` that is left adds at least
-    ``-r * log p_K``, with ``p_K`` the least of the alternatives. NaN where nothing is known.
-    """
+    """``[C]``, in nats: the least entropy that a distribution with these likeliest tokens can have. Every other token
+    is at most as likely as the last alternative. So the mass ``r`` that is left adds at least ``-r * log p_K``, with
+    ``p_K`` the least of the alternatives. NaN where nothing is known."""
     logprobs = alternatives[1].astype(np.float64)
     is_there = np.isfinite(logprobs)
     p = np.where(is_there, np.exp(np.where(is_there, logprobs, 0.0)), 0.0)

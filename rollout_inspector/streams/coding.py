@@ -23,11 +23,9 @@ class StepField(NamedTuple):
     kind: Literal[
         "text", "number", "whole", "ids", "optional_ids", "floats", "any_text", "object", "mapping", "tools", "request"
     ]
-    """What it holds. The database keeps it as ``COLUMNS``, ``ARRAYS`` and ``BODIES`` say.
-
-    An empty ``text`` or ``mapping`` counts as no value; an empty ``any_text`` or ``object`` is a value. The codec
-    splits a ``request`` into parts.
-    """
+    """What it holds. The database keeps it as ``COLUMNS``, ``ARRAYS`` and ``BODIES`` say. An empty ``text`` or
+    ``mapping`` counts as no value; an empty ``any_text`` or ``object`` is a value. The codec splits a ``request`` into
+    parts."""
     limit: int = 0  # How many characters the column of a ``text`` holds.
     column: str = ""
     """The attribute of the stored step that holds the key of a JSON body. Empty = the value is no JSON body."""
@@ -54,10 +52,8 @@ STEP_FIELDS = (
     StepField("alternative_logprobs", "floats"),
     StepField("extra", "mapping", column="extra_id"),
 )
-"""Every field of ``Step`` except ``prompt_ids`` and ``delta_origin``, in the order in which a JSON line has them.
-
-A new field of a step is one line here, one field of ``Step``, one field of the model and a migration.
-"""
+"""Every field of ``Step`` except ``prompt_ids`` and ``delta_origin``, in the order in which a JSON line has them. A new
+field of a step is one line here, one field of ``Step``, one field of the model and a migration."""
 REQUEST_FIELDS = (
     StepField("tools", "tools", column="tools_id"),
     StepField("chat_template_kwargs", "mapping", column="template_kwargs_id"),

@@ -158,11 +158,9 @@ class Lane:
 def find_lanes(
     steps: Sequence[LaneStep], rows: Sequence[LaneRow], causes: Mapping[int, str] | None = None,
 ) -> list[Lane]:
-    """The lanes of a trajectory, in the order of their first steps; none where no step has token ids.
-
-    ``causes``: step -> kind of the finding at its break. Steps may come in any order. O(steps).
-    :func:`with_messages` finds what the messages tell.
-    """
+    """The lanes of a trajectory, in the order of their first steps; none where no step has token ids. ``causes``: step
+    -> kind of the finding at its break. Steps may come in any order. O(steps). :func:`with_messages` finds what the
+    messages tell."""
     causes = causes or {}
     steps_by_index = {step.index: step for step in sorted(steps, key=lambda one: one.index)}
     if not any(step.prompt_length or step.completion_length for step in steps_by_index.values()):
@@ -271,10 +269,8 @@ def _depth(kind: LaneKind, leaves: LeavingPlace | None, lanes: Sequence[Lane], h
 
 def with_messages(lanes: Sequence[Lane], told: Mapping[int, Told]) -> list[Lane]:
     """The lanes with what the messages tell: of summaries, of the answers of branches, of the replies of duplicates.
-
     ``told``: step -> what its request added and what it replied. A summary is called discarded only where all later
-    steps are told. At most ``MAX_LOOKED`` searches in text for each lane that may begin with a summary.
-    """
+    steps are told. At most ``MAX_LOOKED`` searches in text for each lane that may begin with a summary."""
     steps = sorted(step for lane in lanes for step in lane.steps)
     latest = list(accumulate((lane.steps[-1] for lane in lanes), max))
     joined, used = [_with_replies(lane, told) for lane in lanes], set[int]()

@@ -1,8 +1,6 @@
 """The one reader of messages: a message of any source as texts, reasoning, calls, results and media; and comparisons.
-
 It reads the messages of OpenAI (chat and responses), Anthropic and Hugging Face. What it does not know stays a field.
-No text is interpreted. Two ways to write one message count as equal.
-"""
+No text is interpreted. Two ways to write one message count as equal."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""Prefixes: how much two streams share, which step continues which, what a step adds, and which rows follow.
-
-A step *extends* its parent when its prompt starts with the parent's whole stream. That is the prefix check.
-"""
+"""Prefixes: how much two streams share, which step continues which, what a step adds, and which rows follow. A step
+*extends* its parent when its prompt starts with the parent's whole stream. That is the prefix check."""
 
 from collections.abc import Sequence
 from typing import AnyStr

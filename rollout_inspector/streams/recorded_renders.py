@@ -41,11 +41,9 @@ def with_objects(messages: Sequence[Message]) -> list[Message]:
 
 
 def with_text(messages: Sequence[Message]) -> list[Message]:
-    """Messages as vLLM and SGLang pass them to a template: a content that is null or absent is an empty text.
-
-    Sources: ``_parse_chat_message_content`` in ``vllm/entrypoints/chat_utils.py``, and ``_apply_jinja_template`` in
-    ``sglang/srt/entrypoints/openai/serving_chat.py``. ``transformers`` passes null on.
-    """
+    """Messages as vLLM and SGLang pass them to a template: a content that is null or absent is an empty text. Sources:
+    ``_parse_chat_message_content`` in ``vllm/entrypoints/chat_utils.py``, and ``_apply_jinja_template`` in
+    ``sglang/srt/entrypoints/openai/serving_chat.py``. ``transformers`` passes null on."""
     return [message if message.get("content") is not None else {**message, "content": ""} for message in messages]
 
 

@@ -20,10 +20,8 @@ _HEADER_BYTES = 96
 
 
 RoleTurn = tuple[int, int, str]
-"""Tokens ``[start, stop)`` of a stream that the header of one role opens, with the header, and the role.
-
-Roles are ``system``, ``developer``, ``user``, ``assistant``, ``tool``; ``prompt`` for text before the first header.
-"""
+"""Tokens ``[start, stop)`` of a stream that the header of one role opens, with the header, and the role. Roles are
+``system``, ``developer``, ``user``, ``assistant``, ``tool``; ``prompt`` for text before the first header."""
 
 
 def role_turns(ids: Ids, special: Mask, token_bytes: Callable[[Ids], Sequence[bytes]]) -> list[RoleTurn]:

@@ -1,8 +1,6 @@
-"""What is kept of the expert routing of a mixture-of-experts model: three figures in place of a large array.
-
-Engines return, for each token, which experts each layer chose. A trainer replays that choice. A record that repeats
-rows or holds zeros is then replayed too, and no error is raised.
-"""
+"""What is kept of the expert routing of a mixture-of-experts model: three figures in place of a large array. Engines
+return, for each token, which experts each layer chose. A trainer replays that choice. A record that repeats rows or
+holds zeros is then replayed too, and no error is raised."""
 
 from typing import Any
 

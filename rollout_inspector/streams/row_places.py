@@ -69,11 +69,9 @@ def sampled_in_row(steps: Sequence[Step], row: Row) -> list[tuple[int, int, int,
 
 
 def sampled_stream(steps: Sequence[Step], row: Row) -> tuple[Ids, Mask] | None:
-    """The stream of the row's steps with each completion as it was sampled: ids and which are sampled, ``[n]``.
-
-    The first prompt, then by step its completion and the tokens that the next prompt adds. A prompt that does not
-    start with the stream before it is aligned with it, and only what follows is added. None: the row has no steps.
-    """
+    """The stream of the row's steps with each completion as it was sampled: ids and which are sampled, ``[n]``. The
+    first prompt, then by step its completion and the tokens that the next prompt adds. A prompt that does not start
+    with the stream before it is aligned with it, and only what follows is added. None: the row has no steps."""
     if not row.step_indices or max(row.step_indices) >= len(steps):
         return None
     pieces: list[Ids] = []

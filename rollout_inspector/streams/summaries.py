@@ -1,8 +1,6 @@
-"""Summaries of a conversation: whether a step was asked for one, and whether a later request holds it.
-
-Harnesses name a compaction nowhere in what they record. So a step counts as asked for a summary by the words of its
-request, and a summary counts as held when a later message has the reply's whole text.
-"""
+"""Summaries of a conversation: whether a step was asked for one, and whether a later request holds it. Harnesses name a
+compaction nowhere in what they record. So a step counts as asked for a summary by the words of its request, and a
+summary counts as held when a later message has the reply's whole text."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""The values that all parts of the product exchange: steps, rows and trajectories as arrays.
-
-Readers in ``rollout_inspector.formats`` yield a :class:`Trajectory`, ``rollouts.store`` stores it, ``rollouts.store``
-loads the same value. The loop builds one, writers export one, the diagnosis reads one. Nothing here knows a database.
-"""
+"""The values that all parts of the product exchange: steps, rows and trajectories as arrays. Readers in
+``rollout_inspector.formats`` yield a :class:`Trajectory`, ``rollouts.store`` stores it, ``rollouts.store`` loads the
+same value. The loop builds one, writers export one, the diagnosis reads one. Nothing here knows a database."""
 
 from __future__ import annotations
 
@@ -52,14 +50,11 @@ REWARD_COLUMNS = ("rewards", "rm_scores", "token_level_scores", "token_level_rew
 """Columns of a row that hold the reward of each token (SkyRL, verl)."""
 NO_IDS: Ids = np.zeros(0, dtype=np.int32)
 FORKED = "forked_from"
-"""The key in ``extra`` of a trajectory that continues another one: its ``trajectory``, ``row`` and ``offset``.
-
-Its first prompt holds what another one sampled, so that no template wrote it."""
+"""The key in ``extra`` of a trajectory that continues another one: its ``trajectory``, ``row`` and ``offset``. Its
+first prompt holds what another one sampled, so that no template wrote it."""
 OTHER_FIELDS = "other_fields"
-"""The key in ``extra`` of a step: ``prompt`` or ``completion`` -> a field that tells it too -> what it tells.
-
-That is a number of tokens, or for each token its id, its text or None. What agrees with the ids is left out.
-"""
+"""The key in ``extra`` of a step: ``prompt`` or ``completion`` -> a field that tells it too -> what it tells. That is a
+number of tokens, or for each token its id, its text or None. What agrees with the ids is left out."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,8 +1,6 @@
-"""Regular expressions of users. They are compiled and searched in a limited process, never in this one.
-
-Compiling alone can take all memory: nested counts such as ``(?:(?:a?){9999}){9999}`` are written out. So the size of an
-expression is estimated first, and the sandbox bounds what the estimate does not see.
-"""
+"""Regular expressions of users. They are compiled and searched in a limited process, never in this one. Compiling alone
+can take all memory: nested counts such as ``(?:(?:a?){9999}){9999}`` are written out. So the size of an expression is
+estimated first, and the sandbox bounds what the estimate does not see."""
 
 import re
 import time
@@ -71,10 +69,8 @@ def check(expression: str) -> int:
 
 def matches(expression: str, texts: Sequence[str], seconds: float, at: int = 0, group: int = 0) -> Iterator[Match]:
     """What a checked expression matches in texts, in order, empty matches left out; two matches share no character.
-
     ``seconds``: processor time for all texts. ``at``: the character of the first text to begin at. ``group``: the one
-    that is told. Raises :class:`ExpressionTooSlow`, and :class:`Refusal` where no process can be started.
-    """
+    that is told. Raises :class:`ExpressionTooSlow`, and :class:`Refusal` where no process can be started."""
     place: tuple[int, int] | None = (0, at)
     while place is not None:
         answered = _ask(expression, texts, place, seconds, group)

@@ -142,11 +142,9 @@ def pipe_to_parent() -> Connection:
 
 
 class LimitedProcess(ChildProcess):
-    """A process that runs what strangers wrote, with a clean environment. It sets its limits itself.
-
-    Frames cross its standard streams: four bytes of length, little-endian, then so many bytes. It answers every frame
-    with frames, so it reads whenever this process writes. After :class:`Late` or :class:`ProcessEnded`, close it.
-    """
+    """A process that runs what strangers wrote, with a clean environment. It sets its limits itself. Frames cross its
+    standard streams: four bytes of length, little-endian, then so many bytes. It answers every frame with frames, so it
+    reads whenever this process writes. After :class:`Late` or :class:`ProcessEnded`, close it."""
 
     MAX_FRAME = 1_000_000_000  # Bytes of the longest frame that is accepted from the process.
 

@@ -1,8 +1,6 @@
-"""The gallery: a small bundled run with one trajectory for each kind of finding, a clean one and two trees.
-
-The demo policy sampled every completion. A trajectory whose fault is not made by a strategy has the fault that a faulty
-harness would have made: the policy read the faulty prompt and answered it. ``manage.py make_gallery`` writes the file.
-"""
+"""The gallery: a small bundled run with one trajectory for each kind of finding, a clean one and two trees. The demo
+policy sampled every completion. A trajectory whose fault is not made by a strategy has the fault that a faulty harness
+would have made: the policy read the faulty prompt and answered it. ``manage.py make_gallery`` writes the file."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -99,9 +97,8 @@ _FAULTS: dict[str, tuple[tuple[str, str], ...]] = {
         ),
     ),
 }
-"""Name of a chat template -> what it writes in place of what the demo policy's one writes.
-
-Well-known templates have these faults."""
+"""Name of a chat template -> what it writes in place of what the demo policy's one writes. Well-known templates have
+these faults."""
 
 
 def chat_templates() -> dict[str, str]:

@@ -35,10 +35,8 @@ def ask(
     run: Run, model: str = "", trajectory: str = "", user: Any = None, rule: str = "", layers: int | None = None
 ) -> tuple[Job, bool]:
     """The job that measures the damage of a run, and whether a worker has to be sent for it. Raises :class:`Refusal`.
-
     ``model``: empty = that of the run. ``trajectory``: the code of the only one. ``rule`` and ``layers``: see
-    :func:`damage_case` and ``gradients.measure``.
-    """
+    :func:`damage_case` and ``gradients.measure``."""
     served, _ = chosen(model or run.model, ENGINE)
     if rule and rule not in RULES:
         raise Refusal(f"There is no rule of a loss named {rule[:40]!r}; choose one of {', '.join(RULES)}.")

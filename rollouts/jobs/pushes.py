@@ -52,11 +52,9 @@ class Pushed:
 
 
 def take_push(run: Run, source: Source, format_name: str, prefix: str, training_step: TrainingStepRule = ANY) -> Pushed:
-    """Store the trajectories of a source. Each id gets ``prefix`` before it, and is stored once in the run.
-
-    Raises :class:`FileRefused` when nothing of the source can be read. If the source is damaged in the middle,
-    ``error`` says so, and what stands before the damage is stored: a second push finds these ids known.
-    """
+    """Store the trajectories of a source. Each id gets ``prefix`` before it, and is stored once in the run. Raises
+    :class:`FileRefused` when nothing of the source can be read. If the source is damaged in the middle, ``error`` says
+    so, and what stands before the damage is stored: a second push finds these ids known."""
     with limits.reading(limits.PUSH):
         return _take(run, source, format_name, prefix, training_step)
 

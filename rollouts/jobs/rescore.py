@@ -54,10 +54,8 @@ def ask(
     calibrate: bool = False,
 ) -> tuple[Job, bool]:
     """The job that scores a run, and whether a worker has to be sent for it. ``engine``: empty = the model's own.
-
     ``replay``: a second column has the completions decoded again. ``calibrate``: the noise of the engine is measured.
-    Raises :class:`Refusal`. What is scored already is not scored again, so a second job ends at once.
-    """
+    Raises :class:`Refusal`. What is scored already is not scored again, so a second job ends at once."""
     served, engine = chosen(model, engine)
     if problem := temperature_problem(engine, temperature):
         raise Refusal(problem)

@@ -61,11 +61,9 @@ def ask(
     kwargs: Mapping[str, Any] | None = None, user: Any = None, conversation: Sequence[Mapping[str, Any]] | None = None,
     repair: bool = True, project: Project | None = None,
 ) -> tuple[TemplateCheck, bool]:
-    """The check of a question in a project, and whether a worker has to be sent for its job.
-
-    The job answers a check that is new or stale. ``repair``: then this job, or a second one, looks for a repair.
-    ``project``: None = the default one; it has registered the template.
-    """
+    """The check of a question in a project, and whether a worker has to be sent for its job. The job answers a check
+    that is new or stale. ``repair``: then this job, or a second one, looks for a repair. ``project``: None = the
+    default one; it has registered the template."""
     question = question_of(tools, kwargs, conversation)
     project = project_or_default(project)
     with transaction.atomic():

@@ -21,11 +21,9 @@ class _Terminal(OutputWrapper):
 
 
 class TerminalCommand(BaseCommand):
-    """A command whose output, error messages included, sends no escape sequence of foreign text to a terminal.
-
-    A refusal ends it with its sentence. What it does stands in the audit log as done by a command: whoever starts it
-    is no account of ours. Its help is the docstring of its module, whose first line `rollout-inspector --help` lists.
-    """
+    """A command whose output, error messages included, sends no escape sequence of foreign text to a terminal. A
+    refusal ends it with its sentence. What it does stands in the audit log as done by a command: whoever starts it is
+    no account of ours. Its help is the docstring of its module, whose first line `rollout-inspector --help` lists."""
 
     def __init_subclass__(cls) -> None:
         cls.help = sys.modules[cls.__module__].__doc__ or ""

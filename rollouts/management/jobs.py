@@ -34,11 +34,9 @@ def run_jobs(tell: Callable[[Job], object] = lambda _: None, cancels: bool = Fal
 
 
 def run_or_send(run: Run, ask: Callable[[], tuple[Job, bool]], verb: str, background: bool) -> Job:
-    """The job of a run, done here with its progress on a terminal, or sent to a worker in the ``background``.
-
-    ``ask``: the job, and whether it is new. ``verb``: what is done to the run, such as `diagnosed`. Ctrl-C cancels it.
-    Raises :class:`CommandError` when the job is under way already, or when no worker can be sent for it.
-    """
+    """The job of a run, done here with its progress on a terminal, or sent to a worker in the ``background``. ``ask``:
+    the job, and whether it is new. ``verb``: what is done to the run, such as `diagnosed`. Ctrl-C cancels it. Raises
+    :class:`CommandError` when the job is under way already, or when no worker can be sent for it."""
 
     def tell(job: Job) -> None:
         end = "\n" if job.n_done and job.n_done == job.n_total else ""

@@ -1,7 +1,5 @@
 """Calls of servers that answer with choices: OpenAI's Chat Completions and Completions, and vLLM's and SGLang's own.
-
-vLLM's ``/inference/v1/generate`` has token ids in request and answer, SGLang's ``/generate`` a ``meta_info``.
-"""
+vLLM's ``/inference/v1/generate`` has token ids in request and answer, SGLang's ``/generate`` a ``meta_info``."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
-"""The reverse proxy: passes requests to the server and answers back, and keeps a copy of each call for the writer.
-
-An answer is on its way to the client before anything is done with its copy.
-"""
+"""The reverse proxy: passes requests to the server and answers back, and keeps a copy of each call for the writer. An
+answer is on its way to the client before anything is done with its copy."""
 
 import asyncio
 import contextlib

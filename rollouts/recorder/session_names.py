@@ -1,8 +1,6 @@
-"""What names the session of a call: a table of the headers that harnesses send, the address, or the API key.
-
-Sources: LangSmith's and LiteLLM's lists of coding agents' headers (langchain-ai/docs#6088, BerriAI/litellm#37895), and
-Codex's turn metadata (openai/codex#17374).
-"""
+"""What names the session of a call: a table of the headers that harnesses send, the address, or the API key. Sources:
+LangSmith's and LiteLLM's lists of coding agents' headers (langchain-ai/docs#6088, BerriAI/litellm#37895), and Codex's
+turn metadata (openai/codex#17374)."""
 
 import hashlib
 import json

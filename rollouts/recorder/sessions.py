@@ -14,12 +14,9 @@ MAX_STREAMS = 256  # The same for conversations without messages, which are comp
 
 
 class Conversations:
-    """Names the trajectory of each call without a session.
-
-    A chat continues the conversation whose last request is the beginning of its messages. When several match (a group
-    of one prompt), it continues the one whose answer it quotes. A text completion continues the stream that its prompt
-    begins with. Every other call begins a trajectory.
-    """
+    """Names the trajectory of each call without a session. A chat continues the conversation whose last request is the
+    beginning of its messages. When several match (a group of one prompt), it continues the one whose answer it quotes.
+    A text completion continues the stream that its prompt begins with. Every other call begins a trajectory."""
 
     def __init__(self) -> None:
         self._chats: OrderedDict[str, list[tuple[str, Message | None]]] = OrderedDict()

@@ -1,7 +1,5 @@
-"""Bodies on the wire: what is added to a request, what is removed from its answer, and what is recorded.
-
-Values that the recorder does not change are never parsed and written again: they keep their bytes (``msgspec.Raw``).
-"""
+"""Bodies on the wire: what is added to a request, what is removed from its answer, and what is recorded. Values that
+the recorder does not change are never parsed and written again: they keep their bytes (``msgspec.Raw``)."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -61,10 +59,8 @@ def amend(dialect: Dialect, body: bytes, logprobs: bool = False) -> AmendedReque
 
 def strip(answer: bytes, amended: AmendedRequest) -> bytes:
     """The answer, or one event of a stream, with null in place of what only the recorder asked for, as vLLM writes it.
-
     The same object where nothing is to be removed. Empty when nothing is left: when ids are asked for, vLLM also sends
-    events that carry nothing else.
-    """
+    events that carry nothing else."""
     if not (amended.added_ids or amended.added_logprobs):
         return answer
     try:

@@ -1,8 +1,6 @@
-"""The TITO loop: many trajectories at once, each a small state machine between the engine and its environment.
-
-A completion joins the stream verbatim. It is parsed only to route the turn; the parsed message is never encoded. A
-completion that hits a limit ends its trajectory as it is: nothing is added to it.
-"""
+"""The TITO loop: many trajectories at once, each a small state machine between the engine and its environment. A
+completion joins the stream verbatim. It is parsed only to route the turn; the parsed message is never encoded. A
+completion that hits a limit ends its trajectory as it is: nothing is added to it."""
 
 import hashlib
 import logging

@@ -52,11 +52,9 @@ def write_table(model: type[models.Model], open_part: Callable[[], Any]) -> int:
 
 
 def read_rows(model: type[models.Model], file: IO[bytes]) -> Iterator[list[list[Any]]]:
-    """Batches of rows, each row as the values that the fields of the model take, in their order.
-
-    A column that came after the file was written has its default. Raises ``ValueError`` where the file was not written
-    from such a model, or is damaged.
-    """
+    """Batches of rows, each row as the values that the fields of the model take, in their order. A column that came
+    after the file was written has its default. Raises ``ValueError`` where the file was not written from such a model,
+    or is damaged."""
     columns = columns_of(model)
     try:
         with pa.ipc.open_stream(file) as reader:

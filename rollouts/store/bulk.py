@@ -54,11 +54,9 @@ def _defaults(model: type[models.Model]) -> tuple[Mapping[str, Any], Sequence[tu
 
 
 def insert_whole(objects: Sequence[models.Model]) -> None:
-    """Insert objects of one model that have their keys, and values that need no preparation but those of arrays,
-    JSON and times.
-
-    ``bulk_create`` spends most of its time on looking each value over; that would be half of what a trajectory costs.
-    """
+    """Insert objects of one model that have their keys, and values that need no preparation but those of arrays, JSON
+    and times. ``bulk_create`` spends most of its time on looking each value over; that would be half of what a
+    trajectory costs."""
     if not objects:
         return
     fields = objects[0]._meta.concrete_fields
@@ -112,10 +110,8 @@ def change_whole(
     model: type[models.Model], names: Sequence[str], rows: Sequence[tuple[Any, ...]], add: bool = False
 ) -> None:
     """Set columns of rows, each given as its values in the order of ``names`` and its primary key; ``add``: raise
-    numbers by them.
-
-    An ``update`` of each row by itself spends most of its time on composing the same statement again.
-    """
+    numbers by them. An ``update`` of each row by itself spends most of its time on composing the same statement
+    again."""
     if not rows:
         return
     connection = connections[DEFAULT_DB_ALIAS]

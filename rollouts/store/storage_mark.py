@@ -1,7 +1,5 @@
-"""The mark of the file storage: which database its files belong to.
-
-Two installations may be given one bucket and prefix by mistake. Each would take the other's files for leftovers.
-"""
+"""The mark of the file storage: which database its files belong to. Two installations may be given one bucket and
+prefix by mistake. Each would take the other's files for leftovers."""
 
 from io import BytesIO
 

@@ -27,11 +27,9 @@ class FilterInput(NamedTuple):
 
 
 class FilterParameters(BaseModel):
-    """Which trajectories of a run are meant. An empty value filters nothing.
-
-    The alias of a field is its parameter in an address and in the API: ``step`` means something else on the pages of
-    a trajectory. A new filter is a field here, with a column or with its condition in ``filter_trajectories``.
-    """
+    """Which trajectories of a run are meant. An empty value filters nothing. The alias of a field is its parameter in
+    an address and in the API: ``step`` means something else on the pages of a trajectory. A new filter is a field here,
+    with a column or with its condition in ``filter_trajectories``."""
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 

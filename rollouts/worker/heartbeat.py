@@ -72,11 +72,9 @@ FORK_WAIT_SECONDS = 60.0  # How long a fork waits at most for the threads of :fu
 
 
 class _Rest:
-    """Keeps this process from forking while a thread of :func:`repeat` is at work.
-
-    A pool that has lost a process forks another one. SQLite's own table of locks and every lock of Python are copied as
-    they are. What another thread holds in that moment, the new process waits for as long as it lives.
-    """
+    """Keeps this process from forking while a thread of :func:`repeat` is at work. A pool that has lost a process forks
+    another one. SQLite's own table of locks and every lock of Python are copied as they are. What another thread holds
+    in that moment, the new process waits for as long as it lives."""
 
     def __init__(self) -> None:
         self._locks: list[threading.RLock] = []

@@ -63,11 +63,9 @@ def do_job(job_id: int) -> None:
 
 
 def work_on(job: Job, tell: Callable[[Job], object] = lambda _: None, share: bool = False) -> None:
-    """Does a job that was taken. ``tell`` is called with the job at each sign of progress.
-
-    ``share``: a large job is only cut, and other workers are sent for its shards. An outage leaves the job as it is,
-    without a heartbeat: a worker takes it up when it has been silent for a while.
-    """
+    """Does a job that was taken. ``tell`` is called with the job at each sign of progress. ``share``: a large job is
+    only cut, and other workers are sent for its shards. An outage leaves the job as it is, without a heartbeat: a
+    worker takes it up when it has been silent for a while."""
     try:
         _work_on(job, tell, share)
         follow = kind_of(job).follow

@@ -321,10 +321,8 @@ def _register_tokenizers(models: Collection[str]) -> None:
 
 def ask_to_share(models: Collection[str], own_queue: str) -> Run | None:
     """Send this worker the first run that has more queued trajectories than one worker has under way. Returns the run.
-
     ``own_queue`` is read by this worker alone. In the queue of the model a worker that is at the run already, with free
-    places, may take every such message and ignore it.
-    """
+    places, may take every such message and ignore it."""
     for run in running_launches(models, _left):
         enough = live_trajectories(served_models()[run.model], run.engine)
         if count_queued(run, enough + 1) > enough:

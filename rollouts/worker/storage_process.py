@@ -97,11 +97,9 @@ class StorageOutage(NotStored):
 
 
 class StorageClient:
-    """The storage process of one run, taken with the first batch.
-
-    A lost process is replaced, and a database in trouble is asked again, both with pauses and with a limit. A
-    trajectory whose diagnosis ends every process fails, and the others are stored.
-    """
+    """The storage process of one run, taken with the first batch. A lost process is replaced, and a database in trouble
+    is asked again, both with pauses and with a limit. A trajectory whose diagnosis ends every process fails, and the
+    others are stored."""
 
     def __init__(self, should_stop: Callable[[], bool] = lambda: False) -> None:
         """``should_stop``: whether the pauses are to end."""

@@ -20,11 +20,9 @@ def ask_for_job(
     request: HttpRequest, run: Run, kind: str, options: Mapping[str, Any], back: str, refused: str = "",
     status: int = 409,
 ) -> HttpResponse:
-    """Send a worker, and lead ``back`` to the page of the result; to a program 202 with the job.
-
-    ``refused``: a sentence that says why no job begins, and ``status`` its status; empty = one begins. A job of
-    the kind that is under way is the answer as it is.
-    """
+    """Send a worker, and lead ``back`` to the page of the result; to a program 202 with the job. ``refused``: a
+    sentence that says why no job begins, and ``status`` its status; empty = one begins. A job of the kind that is under
+    way is the answer as it is."""
     job = None
     if not refused:
         job, is_new = ask_job(run, kind, options, request.user)

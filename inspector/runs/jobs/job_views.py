@@ -107,11 +107,9 @@ def _address(run: Run, wanted: ExportOptions, params: QueryDict, reader: int | N
 
 
 def fits_a_request(run: Run, wanted: ExportOptions) -> bool:
-    """Whether the export is written while the browser waits.
-
-    A worker replays the rows of another strategy, because that takes longer. A worker also leaves trajectories out,
-    because its job names them, which a downloaded file cannot do.
-    """
+    """Whether the export is written while the browser waits. A worker replays the rows of another strategy, because
+    that takes longer. A worker also leaves trajectories out, because its job names them, which a downloaded file cannot
+    do."""
     return (
         not wanted.strategy
         and not wanted.leave_out

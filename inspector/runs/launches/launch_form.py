@@ -229,11 +229,9 @@ def project_of_run(access: Access, code: str) -> Project | None:
 
 
 def filled_in(access: Access, project: Project, query: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
-    """Initial values from an address, and sentences about parameters that have no effect.
-
-    ``?again=<run>`` takes a run's settings; ``?chat_template=<sha256 or check>`` (or ``rows_chat_template=``) chooses a
-    template, with ``&repaired=repair`` (or ``wider``) the repaired one of that check.
-    """
+    """Initial values from an address, and sentences about parameters that have no effect. ``?again=<run>`` takes a
+    run's settings; ``?chat_template=<sha256 or check>`` (or ``rows_chat_template=``) chooses a template, with
+    ``&repaired=repair`` (or ``wider``) the repaired one of that check."""
     initial: dict[str, Any] = {}
     notices: list[str] = []
     params = {name: query.get(name, "")[:64].replace("\0", "") for name in ("again", *TEMPLATES, "repaired")}

@@ -122,11 +122,9 @@ def figures_of(runs: Sequence[Sequence[FiguresLine]]) -> list[tuple[str, str, st
 
 
 def changes_of(lines: Sequence[FiguresLine], places: Sequence[str]) -> list[str]:
-    """A sentence for each figure that is another before a step than from it on. ``places``: the steps in words.
-
-    The step is the one whose two means explain most of the variance. A figure has at least 8 values, and its means
-    differ by a tenth.
-    """
+    """A sentence for each figure that is another before a step than from it on. ``places``: the steps in words. The
+    step is the one whose two means explain most of the variance. A figure has at least 8 values, and its means differ
+    by a tenth."""
     sentences = []
     for _, title, _, path in figures_of([lines]):
         known = [(place, value) for place, line in zip(places, lines, strict=True)

@@ -1,8 +1,6 @@
 """Side by side: what was sampled against a trained row, the ids that the engine read next, or its text encoded again.
-
 The diagnosis stores what encoding the text again changes. Where it did not, this module may encode decoded text, in a
-limited process that is kept warm; what that cannot encode in time is a notice.
-"""
+limited process that is kept warm; what that cannot encode in time is a notice."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -16,10 +16,8 @@ def difference_words(
     left: Tokens, right: Tokens, sites: Sequence[AlignedGroup], sampled: Mask | None = None, n_new: int = 0
 ) -> str:
     """The sentence above the table. ``sites``: the stretches that differ, counted from the first token of each side.
-
-    ``sampled [left]`` bool: the left tokens that are known as sampled. ``n_new``: tokens with which the right side
-    goes on where the left side ends.
-    """
+    ``sampled [left]`` bool: the left tokens that are known as sampled. ``n_new``: tokens with which the right side goes
+    on where the left side ends."""
     if not sites:
         new = f"; {_count(n_new)} follow{'s' * (n_new == 1)}, as new" if n_new else ""
         return f"Both sides hold the same {_count(len(left))}{new}." if len(left) else "Both sides are empty."

@@ -1,7 +1,5 @@
-"""Two token streams as the rows of one table. The left side is what the model sampled; equal stretches are folded.
-
-Both sides of a line come from one group of an alignment, so that they cannot drift apart.
-"""
+"""Two token streams as the rows of one table. The left side is what the model sampled; equal stretches are folded. Both
+sides of a line come from one group of an alignment, so that they cannot drift apart."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -322,11 +320,9 @@ SITE_FIELDS = ("left_start", "left_stop", "right_start", "right_stop", "left_ids
 
 
 def as_json(comparison: TokenComparison, painter: TokenPainter) -> dict[str, Any]:
-    """A comparison without its HTML: its counts, and at most 100 ``sites`` from ``from=`` on.
-
-    A site has tokens ``[start, stop)`` of each side, and their texts when the tokenizer is known. ``n_before`` sites
-    lie before that token, and ``next_from`` is the ``from=`` of those that follow.
-    """
+    """A comparison without its HTML: its counts, and at most 100 ``sites`` from ``from=`` on. A site has tokens
+    ``[start, stop)`` of each side, and their texts when the tokenizer is known. ``n_before`` sites lie before that
+    token, and ``next_from`` is the ``from=`` of those that follow."""
     sites: list[dict[str, Any]] = []
     for line in comparison.lines:
         if line.kind == "site":

@@ -1,8 +1,6 @@
-"""Strategies: what each one would have made of a trajectory, two of them side by side, and the step-wise cost.
-
-A worker makes the replays (``rollouts.jobs.replays.trajectory_replays``). This page reads figures and rows, and aligns
-two rows.
-"""
+"""Strategies: what each one would have made of a trajectory, two of them side by side, and the step-wise cost. A worker
+makes the replays (``rollouts.jobs.replays.trajectory_replays``). This page reads figures and rows, and aligns two
+rows."""
 
 from __future__ import annotations
 

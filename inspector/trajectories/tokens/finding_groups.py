@@ -60,11 +60,9 @@ def group_findings(entries: Sequence[Entry], in_run: Mapping[str, InRun]) -> lis
 
 
 def kinds_in_run(trajectory: StoredTrajectory, kinds: Sequence[str]) -> dict[str, InRun]:
-    """Kind -> how many trajectories of the run have it, and the next of them.
-
-    Two queries. For a large run one, of its stored figures; the next one is then met by the filter of the list. Nothing
-    where files are open in place: they are read as one looks.
-    """
+    """Kind -> how many trajectories of the run have it, and the next of them. Two queries. For a large run one, of its
+    stored figures; the next one is then met by the filter of the list. Nothing where files are open in place: they are
+    read as one looks."""
     run = trajectory.run
     if not kinds or OPENED in run.settings:
         return {}

@@ -330,11 +330,9 @@ class Reader:
 
     @property
     def strips(self) -> Iterator[tuple[str, str, bool, str]]:
-        """The strip of the log-probability, and that of a trainer's column that is shown: means of equal stretches.
-
-        The map of the row shows mask and origin. A strip of one height says nothing and is left out. A strip is its
-        lens, its path in a viewBox of 1000 x 40, whether it has a sign, and its caption.
-        """
+        """The strip of the log-probability, and that of a trainer's column that is shown: means of equal stretches. The
+        map of the row shows mask and origin. A strip of one height says nothing and is left out. A strip is its lens,
+        its path in a viewBox of 1000 x 40, whether it has a sign, and its caption."""
         tokens, values, scale = self.tokens, self.view.lens_values, self.scale
         if not len(tokens):
             return

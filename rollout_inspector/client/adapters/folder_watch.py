@@ -1,8 +1,6 @@
-"""Follows the folder that a trainer writes to, and pushes each file when it is complete.
-
-A state file says what was pushed. It is replaced after each push that the server took, so that a restart goes on where
-the last one ended. A push that was taken just before a crash is sent again, and the server knows its ids.
-"""
+"""Follows the folder that a trainer writes to, and pushes each file when it is complete. A state file says what was
+pushed. It is replaced after each push that the server took, so that a restart goes on where the last one ended. A push
+that was taken just before a crash is sent again, and the server knows its ids."""
 
 import errno
 import fnmatch
@@ -62,11 +60,9 @@ class WatchCounts:
 
 @dataclass
 class FolderWatch:
-    """Pushes the files of ``folder`` to the run of ``client``; without one, a run called ``name`` is created.
-
-    ``only``: patterns of paths inside the folder, such as ``rollouts/*``. ``find_step``: the training step that a path
-    inside the folder tells. ``convert`` turns a pickle into a file that can be pushed. Raises :class:`Refusal`.
-    """
+    """Pushes the files of ``folder`` to the run of ``client``; without one, a run called ``name`` is created. ``only``:
+    patterns of paths inside the folder, such as ``rollouts/*``. ``find_step``: the training step that a path inside the
+    folder tells. ``convert`` turns a pickle into a file that can be pushed. Raises :class:`Refusal`."""
 
     folder: Path
     client: Client

@@ -1,7 +1,5 @@
 """Experiment trackers that a process has loaded: what their run is called, and the address of ours as a link in it.
-
-Nothing is imported. The thread of the trainer asks, because MLflow and trackio know a run by thread or context.
-"""
+Nothing is imported. The thread of the trainer asks, because MLflow and trackio know a run by thread or context."""
 
 import contextlib
 import sys

@@ -19,11 +19,9 @@ _METHODS = ("_generate_and_score_completions", "_calculate_rewards")
 
 
 class TrlStream:
-    """A callback of TRL that streams every generation of training, with its rewards, masks and advantages.
-
-    Without a ``stream``, ``options`` go to a new :class:`RolloutStream`. Raises ``TypeError`` for a trainer that
-    generates nothing, and ``ValueError`` where several processes train and no run is named.
-    """
+    """A callback of TRL that streams every generation of training, with its rewards, masks and advantages. Without a
+    ``stream``, ``options`` go to a new :class:`RolloutStream`. Raises ``TypeError`` for a trainer that generates
+    nothing, and ``ValueError`` where several processes train and no run is named."""
 
     def __init__(self, trainer: Any, stream: RolloutStream | None = None, **options: Any) -> None:
         for name in _METHODS:

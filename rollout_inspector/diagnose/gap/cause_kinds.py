@@ -1,7 +1,5 @@
-"""The closed list of causes of a gap: what each means, what to do, and a witness pair.
-
-The causes come from public threads of trainers and engines; docs/gap.md says how each is decided.
-"""
+"""The closed list of causes of a gap: what each means, what to do, and a witness pair. The causes come from public
+threads of trainers and engines; docs/gap.md says how each is decided."""
 
 from dataclasses import dataclass
 

@@ -31,10 +31,8 @@ class EnginePass:
 
 def parts_of(tokens: GapTokens, replays: Sequence[EnginePass]) -> dict[str, NDArray[np.float64]]:
     """Part -> its nats ``[N]``, so that their sum is ``d``; NaN where a token lacks a value. Empty without a replay.
-
     The first replay stands for the sampler's engine. What it does not give again is the kept set, where its mass is
-    recorded, and the rest. The rest is another engine, other weights or another cache when the run was sampled.
-    """
+    recorded, and the rest. The rest is another engine, other weights or another cache when the run was sampled."""
     if not replays or not len(tokens):
         return {}
     columns = {name: values.astype(np.float64) for name, values in tokens.scored.items()}

@@ -165,11 +165,9 @@ def _better_rows(tokens: GapTokens, use: NDArray[np.int64], lag: int) -> Mask:
 def _fitting_rows(
     tokens: GapTokens, use: NDArray[np.int64], lag: int, least: float, n_least: int, share: float
 ) -> tuple[Mask, float]:
-    """The rows ``[R]`` where moving the trainer's column by ``lag`` explains d, and the mean that is then left there.
-
-    d has to fall to a quarter in this share of the pairs of tokens that show at least ``least``. A row needs
-    ``n_least`` such pairs. ``use``: places to look at ``[n]``.
-    """
+    """The rows ``[R]`` where moving the trainer's column by ``lag`` explains d, and the mean that is then left there. d
+    has to fall to a quarter in this share of the pairs of tokens that show at least ``least``. A row needs ``n_least``
+    such pairs. ``use``: places to look at ``[n]``."""
     before, after = _pairs(tokens, use, abs(lag))
     # Of both tokens: one heavy token at the edge of a stretch has no neighbour on one side.
     larger = np.maximum(tokens.size[before], tokens.size[after])
@@ -411,10 +409,8 @@ def _few_places(case: CauseCase) -> None:
 
 def heavy_behind(case: CauseCase) -> None:
     """Ids or single tokens that lie far from others of the same surprise, where a cause of all tokens covers them.
-
     Looks in the steps that agree best. Tokens are compared with others of the same surprise to the side that finds them
-    likelier, because a temperature moves these alike.
-    """
+    likelier, because a temperature moves these alike."""
     tokens, looked = case.tokens, case.left & case.quiet()
     if looked.sum() < 500 or any(cause.cause == "heavy_tokens" for cause in case.causes):
         return

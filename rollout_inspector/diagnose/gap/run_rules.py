@@ -237,11 +237,9 @@ def _over_updates(case: CauseCase) -> None:
 
 
 def _lost_or_rounded(tokens: GapTokens) -> tuple[str, str]:
-    """Which cause an update has that does not show in the engine, and a sentence of what says so; empty = nothing.
-
-    The engine names a new version at each training step, so it took the update; or its precision is coarser than the
-    trainer's. Where both hold weights alike, or the version stays, the update did not arrive.
-    """
+    """Which cause an update has that does not show in the engine, and a sentence of what says so; empty = nothing. The
+    engine names a new version at each training step, so it took the update; or its precision is coarser than the
+    trainer's. Where both hold weights alike, or the version stays, the update did not arrive."""
     steps, advances = tokens.step_of_row, -1.0  # not known
     if steps.min() >= 0 and (tokens.version >= 0).all():
         newest = means_of(steps, tokens.newest.astype(np.float64), np.ones(len(steps)))[1]

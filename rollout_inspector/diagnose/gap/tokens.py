@@ -1,8 +1,6 @@
 """The tokens of a run that have log-probabilities of sampler and trainer, as arrays over the whole run.
-
 :class:`GapCollector` takes trajectories one after the other; :meth:`GapCollector.done` joins what it holds. An array
-over tokens is ``[N]``, in the order of trajectories, rows and offsets. Only tokens under the loss mask are held.
-"""
+over tokens is ``[N]``, in the order of trajectories, rows and offsets. Only tokens under the loss mask are held."""
 
 import hashlib
 import math

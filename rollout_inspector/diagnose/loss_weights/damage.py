@@ -1,8 +1,6 @@
-"""The gradient of the rows as they are against that of what was sampled: the terms of both, by finding.
-
-A policy gradient is a sum of terms ``weight * gradient of log p(token | tokens before it)``. Decision 0058 says what
-counts as sampled. A term that both sides have cancels; each other one belongs to the finding that explains it.
-"""
+"""The gradient of the rows as they are against that of what was sampled: the terms of both, by finding. A policy
+gradient is a sum of terms ``weight * gradient of log p(token | tokens before it)``. Decision 0058 says what counts as
+sampled. A term that both sides have cancels; each other one belongs to the finding that explains it."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -71,10 +69,8 @@ def damage_case(
     value: Trajectory, findings: Sequence[FindingPlaces], advantage: float | None, rule: str = ""
 ) -> DamageCase:
     """What is to be measured of a trajectory. ``findings`` in reading order; ``advantage`` of its group, if any.
-
     ``rule``: a slug of ``RULES``; empty = GRPO where the trainer's log-probabilities are known, else no correction.
-    Raises :class:`Refusal` with a sentence where nobody knows what was sampled.
-    """
+    Raises :class:`Refusal` with a sentence where nobody knows what was sampled."""
     chains = merge_steps(value.steps)
     rows = value.rows or tuple(row_of(value.steps, chain) for chain in chains)
     if any(finding.kind in _UNKNOWN for finding in findings):

@@ -278,11 +278,9 @@ def _why_not(lacks: Counter[tuple[str, ...]]) -> list[dict[str, Any]]:
 
 
 def moved(before: Iterable[TrajectoryWeights], after: Iterable[TrajectoryWeights], mean: str) -> list[float | None]:
-    """By rule: the share of the weight that other rows move from trajectories to others, from 0 to 1.
-
-    Half the sum of the differences of the trajectories' shares. ``before`` and ``after``: the same trajectories in the
-    same order. None = nothing has a weight.
-    """
+    """By rule: the share of the weight that other rows move from trajectories to others, from 0 to 1. Half the sum of
+    the differences of the trajectories' shares. ``before`` and ``after``: the same trajectories in the same order. None
+    = nothing has a weight."""
     old, new = _shares(list(before), mean), _shares(list(after), mean)
     if not len(old):
         return [None] * len(_RULES)

@@ -1,8 +1,6 @@
-"""The rules by which a loss weighs a token, and the means that make one loss of many tokens.
-
-The weight of a token is minus the derivative of the loss with respect to its log-probability under the trainer, at the
-moment of the trainer's forward pass. It follows from stored columns. docs/loss-weights.md has formulas and sources.
-"""
+"""The rules by which a loss weighs a token, and the means that make one loss of many tokens. The weight of a token is
+minus the derivative of the loss with respect to its log-probability under the trainer, at the moment of the trainer's
+forward pass. It follows from stored columns. docs/loss-weights.md has formulas and sources."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -14,11 +14,9 @@ from numpy.typing import NDArray
 from rollout_inspector.formats.containers.compression import Kind, unpacking
 
 SessionLines = tuple[tuple[tuple[int, int, int], ...], NDArray[np.bool_], NDArray[np.bool_]]
-"""The lines of some sessions, which may lie between lines of others.
-
-Stretches of the file that are read: first byte, number of the first line, lines. ``[lines of all stretches]``: the line
-belongs to one of the sessions. ``[these lines]``: the line is the last one of its session.
-"""
+"""The lines of some sessions, which may lie between lines of others. Stretches of the file that are read: first byte,
+number of the first line, lines. ``[lines of all stretches]``: the line belongs to one of the sessions. ``[these
+lines]``: the line is the last one of its session."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
-"""Cuts a file that is one JSON array, or JSON objects over several lines each, without holding the file.
-
-Each element is then read like a line. docs/decisions/0016-json-arrays.md says why no library does this.
-"""
+"""Cuts a file that is one JSON array, or JSON objects over several lines each, without holding the file. Each element
+is then read like a line. docs/decisions/0016-json-arrays.md says why no library does this."""
 
 import re
 from collections.abc import Iterable, Iterator

@@ -64,10 +64,8 @@ class Source:
         cls, path: str | Path, name: str | None = None, alone: bool = False, buffer: int = 1 << 20
     ) -> Source:
         """A file where it lies. ``alone``: no file beside it is read, because its folder is not its owner's.
-
-        ``buffer``: bytes that are read at once, of which a short part of a file needs few.
-        Raises :class:`FileRefused` when there is no such file or it cannot be read.
-        """
+        ``buffer``: bytes that are read at once, of which a short part of a file needs few. Raises :class:`FileRefused`
+        when there is no such file or it cannot be read."""
         path = Path(path)
         try:
             if not path.is_file():
@@ -96,11 +94,9 @@ class Source:
         return Source.of_path(path) if path is not None and path.is_file() and not path.is_symlink() else None
 
     def of_part(self, part: FilePart, beside: bool = False) -> Source:
-        """The same file, of which a part is read, as :attr:`Format.cut` of its format made it.
-
-        Lines have the numbers that they have in the file. ``size`` and ``position`` are those of the part. ``beside``:
-        the files beside it are read too.
-        """
+        """The same file, of which a part is read, as :attr:`Format.cut` of its format made it. Lines have the numbers
+        that they have in the file. ``size`` and ``position`` are those of the part. ``beside``: the files beside it are
+        read too."""
         if part.groups is not None or part.sessions is not None:
             source = Source(self.name, self._opener, part.size)
         else:

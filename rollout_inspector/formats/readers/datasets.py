@@ -1,7 +1,5 @@
-"""Rows of supervised and preference training, tokenised: what TRL, axolotl and data sets of Hugging Face hold.
-
-Facts: TRL ``trl/trainer/sft_trainer.py`` and ``dpo_trainer.py`` (the columns of their data sets).
-"""
+"""Rows of supervised and preference training, tokenised: what TRL, axolotl and data sets of Hugging Face hold. Facts:
+TRL ``trl/trainer/sft_trainer.py`` and ``dpo_trainer.py`` (the columns of their data sets)."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial

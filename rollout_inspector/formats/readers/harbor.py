@@ -1,8 +1,6 @@
-"""harbor trials: ``result.json`` of a trial, or its ``rollout_details`` alone.
-
-A detail is a chat history with three lists, one element for each turn: prompt ids, completion ids, log-probabilities.
-The first detail is the main agent; others are sub-agents, summaries and other branches.
-"""
+"""harbor trials: ``result.json`` of a trial, or its ``rollout_details`` alone. A detail is a chat history with three
+lists, one element for each turn: prompt ids, completion ids, log-probabilities. The first detail is the main agent;
+others are sub-agents, summaries and other branches."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,8 +1,6 @@
-"""miles ``dashboard_columns/rollout_{N}.parquet``: a row for each sample, with what the engine sampled.
-
-Conversations, rewards and groups stand in ``trajectory/{N}.jsonl`` beside that folder, for the samples that have a
-conversation, in the same order. Both files are read together where the folder is at hand.
-"""
+"""miles ``dashboard_columns/rollout_{N}.parquet``: a row for each sample, with what the engine sampled. Conversations,
+rewards and groups stand in ``trajectory/{N}.jsonl`` beside that folder, for the samples that have a conversation, in
+the same order. Both files are read together where the folder is at hand."""
 
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
-"""rLLM gateway traces: one model call a line, with the request's messages.
-
-A gateway in cumulative mode writes of each prompt only what it adds to the stream of the call before it.
-"""
+"""rLLM gateway traces: one model call a line, with the request's messages. A gateway in cumulative mode writes of each
+prompt only what it adds to the stream of the call before it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """What trainers hold in memory, written as JSON: ``Sample.to_dict()`` of slime and miles, OpenRLHF's ``Experience``.
-
-Facts: slime ``slime/utils/types.py`` (``Sample``); OpenRLHF ``openrlhf/trainer/ppo_utils/experience.py``.
-"""
+Facts: slime ``slime/utils/types.py`` (``Sample``); OpenRLHF ``openrlhf/trainer/ppo_utils/experience.py``."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial

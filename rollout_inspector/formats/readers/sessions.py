@@ -108,10 +108,8 @@ def read_sessions(
     source: Source, session_id: SessionId, add_line: Callable[[Session, dict[str, Any]], None], by_length: bool = False,
 ) -> Iterator[Trajectory | Rejected]:
     """Yields trajectories in the order in which they end. The file is read twice, first for session ids alone, so only
-    unfinished trajectories are in memory. Of a part of :func:`session_parts` the first reading is done.
-
-    A line that cannot be read rejects its whole session. ``by_length`` orders steps by prompt length, not by line.
-    """
+    unfinished trajectories are in memory. Of a part of :func:`session_parts` the first reading is done. A line that
+    cannot be read rejects its whole session. ``by_length`` orders steps by prompt length, not by line."""
     sessions_of_part = source.part and source.part.sessions
     is_last = sessions_of_part[2] if sessions_of_part else _last_of_each(_sessions_of_lines(source, session_id))
     sessions: dict[str, Session] = {}

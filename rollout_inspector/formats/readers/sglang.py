@@ -1,7 +1,5 @@
-"""Answers of SGLang's ``/generate``, one a line, alone or beside their request.
-
-``meta_info`` holds what was sampled. Lines of one ``session_id`` are one trajectory, in the order of the file.
-"""
+"""Answers of SGLang's ``/generate``, one a line, alone or beside their request. ``meta_info`` holds what was sampled.
+Lines of one ``session_id`` are one trajectory, in the order of the file."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial

@@ -1,8 +1,6 @@
-"""SkyRL ``GeneratorOutput`` as JSON: parallel lists; with step-wise training each element is one step.
-
-Whole-trajectory elements are rows: the response holds observation tokens too, masked by ``loss_masks``. A step's
-response may end in an observation too. The mask says where its completion ends.
-"""
+"""SkyRL ``GeneratorOutput`` as JSON: parallel lists; with step-wise training each element is one step. Whole-trajectory
+elements are rows: the response holds observation tokens too, masked by ``loss_masks``. A step's response may end in an
+observation too. The mask says where its completion ends."""
 
 from __future__ import annotations
 
@@ -77,11 +75,9 @@ class _Element:
             self.reward = shapes.number(rewards[i], f"rewards[{i}]")
 
     def sampled(self) -> tuple[int, int] | None:
-        """Where the completion stands in the response. None = at several places, so more than one call is in it.
-
-        A masked token that has a log-probability was sampled: SkyRL writes 0.0 on observations. Without
-        log-probabilities, one or two masked tokens between trained ones are no observation, which has a header too.
-        """
+        """Where the completion stands in the response. None = at several places, so more than one call is in it. A
+        masked token that has a log-probability was sampled: SkyRL writes 0.0 on observations. Without
+        log-probabilities, one or two masked tokens between trained ones are no observation, which has a header too."""
         if len(self.mask) != len(self.response):
             return 0, len(self.response)
         sampled, gap = self.mask, 2

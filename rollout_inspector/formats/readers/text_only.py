@@ -1,7 +1,5 @@
-"""Files that hold text and no token ids: they tell what was said, but not which tokens were sampled.
-
-Their steps have no ids, only the text of the file. One ``_format(...)`` adds a file of one trainer.
-"""
+"""Files that hold text and no token ids: they tell what was said, but not which tokens were sampled. Their steps have
+no ids, only the text of the file. One ``_format(...)`` adds a file of one trainer."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
-"""Segments of Tinker cookbook's tokendb, Parquet or lines: a row is a turn, its observation mostly what it adds.
-
-Facts: the table in ``tinker_cookbook/tokendb/README.md`` of thinking-machines-lab/tinker-cookbook, schema version 2.
-"""
+"""Segments of Tinker cookbook's tokendb, Parquet or lines: a row is a turn, its observation mostly what it adds. Facts:
+the table in ``tinker_cookbook/tokendb/README.md`` of thinking-machines-lab/tinker-cookbook, schema version 2."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace

@@ -1,8 +1,6 @@
-"""verifiers v1 / prime-rl ``traces.jsonl``: one episode a line, each trace a tree of nodes that store what they add.
-
-A sampled node holds the generation prompt (mask False) and its completion (mask True). Its prompt is what its path
-holds before that. Each sampled node is a step; more than one leaf shows as a branch.
-"""
+"""verifiers v1 / prime-rl ``traces.jsonl``: one episode a line, each trace a tree of nodes that store what they add. A
+sampled node holds the generation prompt (mask False) and its completion (mask True). Its prompt is what its path holds
+before that. Each sampled node is a step; more than one leaf shows as a branch."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence

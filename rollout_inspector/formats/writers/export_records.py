@@ -1,7 +1,5 @@
-"""How a row is written for each trainer: one function for each target, from a row to a JSON object.
-
-Values of a token keep its place. 0 stands where nothing was sampled, as the trainers write it.
-"""
+"""How a row is written for each trainer: one function for each target, from a row to a JSON object. Values of a token
+keep its place. 0 stands where nothing was sampled, as the trainers write it."""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
@@ -106,11 +104,9 @@ def tinker(row: Row, trajectory: Trajectory) -> dict[str, Any]:
 
 
 def nemo(decode: Decode | None) -> Recorder:
-    """Cuts messages where the mask changes. Trained tokens are the assistant's.
-
-    ``num_turns`` counts the calls of the row. ``full_rollout`` holds what else is known, without arrays. Source:
-    https://docs.nvidia.com/nemo/gym/latest/ (multi-turn rollouts).
-    """
+    """Cuts messages where the mask changes. Trained tokens are the assistant's. ``num_turns`` counts the calls of the
+    row. ``full_rollout`` holds what else is known, without arrays. Source: https://docs.nvidia.com/nemo/gym/latest/
+    (multi-turn rollouts)."""
 
     def record(row: Row, trajectory: Trajectory) -> dict[str, Any]:
         log = _message_log(row, decode)

@@ -1,8 +1,6 @@
-"""Writes rows as other trainers take them: a JSON object on a line for each row, or one object of parallel lists.
-
-A row that breaks the target's invariants is refused with the finding that names the fault, unless the caller forces it
-or leaves its trajectory out.
-"""
+"""Writes rows as other trainers take them: a JSON object on a line for each row, or one object of parallel lists. A row
+that breaks the target's invariants is refused with the finding that names the fault, unless the caller forces it or
+leaves its trajectory out."""
 
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

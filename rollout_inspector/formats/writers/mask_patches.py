@@ -1,7 +1,5 @@
 """Changes which tokens of a trainer's record are trained, or takes a trajectory out of it. All else stays as it stands.
-
-A trainer's file holds fields that no reader of ours knows, so a record is changed where it stands.
-"""
+A trainer's file holds fields that no reader of ours knows, so a record is changed where it stands."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,11 +15,9 @@ the mask and the advantages of the row."""
 
 
 def without(record: dict[str, Any], left_out: Sequence[int], list_key: str) -> dict[str, Any] | None:
-    """The record without these trajectories; None = nothing is left. ``list_key``: the list that counts them.
-
-    An empty key, or a list of plain values: the record is one trajectory. As the readers do, every list of that length
-    counts as one of them.
-    """
+    """The record without these trajectories; None = nothing is left. ``list_key``: the list that counts them. An empty
+    key, or a list of plain values: the record is one trajectory. As the readers do, every list of that length counts as
+    one of them."""
     if not left_out:
         return record
     n = len(record[list_key]) if _is_batch(record, list_key) else 1

@@ -1,7 +1,5 @@
-"""Strategies: the ways in use to build a multi-turn token stream.
-
-A strategy is one class and one line in ``STRATEGIES``. The class holds everything about it: slug, sentence, needs.
-"""
+"""Strategies: the ways in use to build a multi-turn token stream. A strategy is one class and one line in
+``STRATEGIES``. The class holds everything about it: slug, sentence, needs."""
 
 from rollout_inspector.streams.strategies.appending import FixedBase, SingleMessage, ToolDelta
 from rollout_inspector.streams.strategies.bridge import Bridge

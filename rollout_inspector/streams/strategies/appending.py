@@ -201,11 +201,9 @@ class FixedBase(Appending):
 
 
 class SingleMessage(Appending):
-    """Everything in one assistant message: the completion without its stop token, then the observation, encoded raw.
-
-    At the end one EOS closes the message. It is sampled if the last completion ended with it, else inserted with mask
-    0.
-    """
+    """Everything in one assistant message: the completion without its stop token, then the observation, encoded raw. At
+    the end one EOS closes the message. It is sampled if the last completion ended with it, else inserted with mask
+    0."""
 
     slug = "single_message"
     about = (

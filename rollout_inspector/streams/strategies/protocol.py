@@ -1,7 +1,5 @@
-"""What a strategy is, and the values that all strategies share.
-
-A strategy is the rule that turns completions and observations into the next prompt, and into training rows.
-"""
+"""What a strategy is, and the values that all strategies share. A strategy is the rule that turns completions and
+observations into the next prompt, and into training rows."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""One row for each step, or rows merged while the prefix holds.
-
-The prompts of a launched run are built like those of ``tool_delta``. A recorded run keeps its prompts: each is the
-context that the model saw, even if it does not extend the step before.
-"""
+"""One row for each step, or rows merged while the prefix holds. The prompts of a launched run are built like those of
+``tool_delta``. A recorded run keeps its prompts: each is the context that the model saw, even if it does not extend the
+step before."""
 
 from collections.abc import Sequence
 

@@ -292,11 +292,9 @@ class TokenPainter:
         self, tokens: Tokens, marks: Marks = NO_MARKS, logprob: bool = False, size: int = 512,
         parts: Ranges | None = None,
     ) -> Iterator[Block]:
-        """Text in runs of equal state, in blocks of about ``size`` tokens that never cut a character.
-
-        ``logprob``: the class of the logprob is a part of the state, so the lens shows and there are more runs.
-        ``parts``: row offsets that follow each other; each begins a block. None = all tokens are one part.
-        """
+        """Text in runs of equal state, in blocks of about ``size`` tokens that never cut a character. ``logprob``: the
+        class of the logprob is a part of the state, so the lens shows and there are more runs. ``parts``: row offsets
+        that follow each other; each begins a block. None = all tokens are one part."""
         if not len(tokens):
             return
         first, end = tokens.start, tokens.start + len(tokens)

@@ -1,7 +1,5 @@
-"""How one completion was read: what each parser holds of it, where that stands in its tokens, and what is lost.
-
-Pure: a parser is anything that makes a :class:`ParserReading`. All work is bounded, because a model may write anything.
-"""
+"""How one completion was read: what each parser holds of it, where that stands in its tokens, and what is lost. Pure: a
+parser is anything that makes a :class:`ParserReading`. All work is bounded, because a model may write anything."""
 
 import json
 import re

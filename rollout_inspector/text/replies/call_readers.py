@@ -14,9 +14,8 @@ NOT_UNDERSTOOD = (
 
 
 Way = tuple[Reader | None, str, str]
-"""How calls are read: the reader, a description for the run's page, and what is wrong with it, as a sentence.
-
-Without a reader, transformers' ``parse_response`` reads them."""
+"""How calls are read: the reader, a description for the run's page, and what is wrong with it, as a sentence. Without a
+reader, transformers' ``parse_response`` reads them."""
 
 
 MAX_KNOWN = 256

@@ -1,7 +1,5 @@
-"""Reads tool calls in the form that a chat template writes. The form is learned from two renders.
-
-No model is known by name. A learned form is used only if it reads back the calls that it was learned from.
-"""
+"""Reads tool calls in the form that a chat template writes. The form is learned from two renders. No model is known by
+name. A learned form is used only if it reads back the calls that it was learned from."""
 
 import json
 import re

@@ -1,8 +1,6 @@
-"""The only place that loads a tokenizer.
-
-``open_table`` draws pages. ``load`` returns a codec, whose work a limited process does. Both need numpy and the
-standard library alone: the native encoders are imported in that process, ``transformers`` at first use of ``hf``.
-"""
+"""The only place that loads a tokenizer. ``open_table`` draws pages. ``load`` returns a codec, whose work a limited
+process does. Both need numpy and the standard library alone: the native encoders are imported in that process,
+``transformers`` at first use of ``hf``."""
 
 from rollout_inspector.text.tokenizers.byte_table import ByteTable
 from rollout_inspector.text.tokenizers.files import TokenizerUnusable

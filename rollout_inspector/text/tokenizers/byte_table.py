@@ -1,8 +1,5 @@
-"""The bytes of every token id of one tokenizer.
-
-The bytes of a stream, joined, are exactly the bytes that the encoder read. A token that holds half a character keeps
-its half. It needs numpy and the standard library alone.
-"""
+"""The bytes of every token id of one tokenizer. The bytes of a stream, joined, are exactly the bytes that the encoder
+read. A token that holds half a character keeps its half. It needs numpy and the standard library alone."""
 
 import mmap
 from collections.abc import Sequence

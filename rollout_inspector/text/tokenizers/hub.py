@@ -12,11 +12,9 @@ _REVISION = re.compile(r"(?=.{1,100}\Z)\w[\w.-]*(/\w[\w.-]*)*", re.ASCII)
 
 
 def from_hub(hub_id: str, revision: str, cache_dir: str | Path, allowed: bool = False) -> Path:
-    """Download a model's tokenizer files at one revision and return their folder.
-
-    No code of the model is ever run. Raises :class:`TokenizerUnusable` when fetching is not allowed, when there is no
-    such model or tokenizer, or when the hub cannot be reached.
-    """
+    """Download a model's tokenizer files at one revision and return their folder. No code of the model is ever run.
+    Raises :class:`TokenizerUnusable` when fetching is not allowed, when there is no such model or tokenizer, or when
+    the hub cannot be reached."""
     if not allowed:
         raise TokenizerUnusable(
             "This installation does not fetch tokenizers from the hub. Name a local folder, or upload tokenizer.json."

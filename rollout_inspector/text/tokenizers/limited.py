@@ -1,7 +1,5 @@
 """The process that holds one tokenizer: started at first use, limited in memory and time, ended when it is late.
-
-Several threads may ask; a process answers one of them at a time. Forked processes start their own.
-"""
+Several threads may ask; a process answers one of them at a time. Forked processes start their own."""
 
 import atexit
 import os

@@ -26,10 +26,8 @@ PART_CHARACTERS = 4_000_000  # Texts that are encoded in one request hold so man
 
 class LoadedTokenizer:
     """A tokenizer. Implements :class:`rollout_inspector.streams.interfaces.Codec`. Several threads may use it at once.
-
-    What encodes or decodes raises :class:`TokenizerUnusable` where the tokenizer fails on a
-    text, or takes too long or too much memory for it.
-    """
+    What encodes or decodes raises :class:`TokenizerUnusable` where the tokenizer fails on a text, or takes too long or
+    too much memory for it."""
 
     def __init__(self, folder: Path, nice: int = 0) -> None:
         self._process = limited.TokenizerProcess(folder, nice)
@@ -118,10 +116,8 @@ class LoadedTokenizer:
     @cached_property
     def hf(self) -> Any:
         """The ``transformers`` tokenizer, loaded into this process. For tokenizers of configured models alone.
-
-        ``AutoTokenizer`` imports torch: 3 s and 260 MB. A folder that names the general class does not need it.
-        No code in the folder is run, but nothing limits what the tokenizer itself does.
-        """
+        ``AutoTokenizer`` imports torch: 3 s and 260 MB. A folder that names the general class does not need it. No code
+        in the folder is run, but nothing limits what the tokenizer itself does."""
         if self._class in ("PreTrainedTokenizerFast", "TokenizersBackend"):
             from transformers import PreTrainedTokenizerFast as Found
         else:
@@ -154,11 +150,9 @@ _loading: dict[str, threading.Lock] = {}
 
 
 def load(path: str | Path, nice: int = 0) -> LoadedTokenizer:
-    """The tokenizer of a folder or of a tokenizer.json, cached until one of its files changes.
-
-    ``nice``: how much less urgent than this process its own process is, if it is not loaded yet.
-    Raises :class:`TokenizerUnusable` (a ``ValueError``) with a sentence for the user.
-    """
+    """The tokenizer of a folder or of a tokenizer.json, cached until one of its files changes. ``nice``: how much less
+    urgent than this process its own process is, if it is not loaded yet. Raises :class:`TokenizerUnusable` (a
+    ``ValueError``) with a sentence for the user."""
     folder = tokenizer_folder(path).resolve()
     name, marks = str(folder), file_marks(folder, WANTED)
     if (loaded := _known(name, marks)) is not None:

@@ -1,8 +1,6 @@
 """Encodes a text in pieces: each stretch between two control tokens is encoded once, however often it is repeated.
-
 Encoders first cut a text at its control tokens and encode each stretch by itself. So the ids of a text are the ids of
-its stretches, joined. Where a tokenizer has rules that reach across a control token, nothing is cut.
-"""
+its stretches, joined. Where a tokenizer has rules that reach across a control token, nothing is cut."""
 
 import re
 from collections.abc import Sequence

@@ -1,8 +1,6 @@
 """Copies a tokenizer's files out of a folder of this machine that a user names, without leaving the folders allowed.
-
 Each part of the path and each file is opened by itself, and a link is never followed. So nobody can put another file in
-its place between the check and the read.
-"""
+its place between the check and the read."""
 
 import os
 import stat

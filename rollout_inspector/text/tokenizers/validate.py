@@ -1,7 +1,5 @@
-"""Checks whether an uploaded tokenizer can be registered. All reasons against it are returned.
-
-What the files hold is looked at in a limited process alone.
-"""
+"""Checks whether an uploaded tokenizer can be registered. All reasons against it are returned. What the files hold is
+looked at in a limited process alone."""
 
 import io
 import stat

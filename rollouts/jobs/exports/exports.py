@@ -113,10 +113,8 @@ def write_run(
     tell: Callable[[str], object] = lambda _: None,
 ) -> tuple[int, str]:
     """Write the finished trajectories of ``records``. ``tell`` is called with a sentence about each that is left out.
-
     Returns the number of rows or trajectories, and how many were left out, as a sentence; empty = none. Raises
-    :class:`Refusal`.
-    """
+    :class:`Refusal`."""
     part = write_part(run, records, options, file, tell)
     return part.n, sentence_of([part], options)
 

@@ -1,7 +1,5 @@
-"""The end of an import in shards: every trajectory gets its id and its place, whoever read it and when.
-
-Each step may be done again, because a worker may be lost between any two of them.
-"""
+"""The end of an import in shards: every trajectory gets its id and its place, whoever read it and when. Each step may
+be done again, because a worker may be lost between any two of them."""
 
 import contextlib
 import logging

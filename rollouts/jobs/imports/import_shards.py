@@ -1,8 +1,6 @@
-"""Large imports: files are cut into parts, and any workers read them side by side.
-
-A shard stores its trajectories in a range of indices of its own, and keeps the rest of what it found in its row. The
-join then sets the ids of the trajectories and their places in the order of the files.
-"""
+"""Large imports: files are cut into parts, and any workers read them side by side. A shard stores its trajectories in a
+range of indices of its own, and keeps the rest of what it found in its row. The join then sets the ids of the
+trajectories and their places in the order of the files."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -34,9 +32,8 @@ from rollouts.store.text import storable_text
 from rollouts.store.trajectories.trajectories import taken_ids
 
 PART_BYTES = 8 << 20
-"""Bytes of the files that a shard reads. Imports of less than two such parts are read by one worker.
-
-At the end of an import the other workers wait for one shard at most."""
+"""Bytes of the files that a shard reads. Imports of less than two such parts are read by one worker. At the end of an
+import the other workers wait for one shard at most."""
 MAX_PARTS = 256
 LOOK_AT = 20  # Trajectories at the beginning of a piece that may name its tokenizer.
 MAX_LOOKED_AT = 20  # Pieces whose beginning is looked at.

@@ -1,8 +1,6 @@
-"""Which id each trajectory of an import in shards has. It is the id that a single worker would have chosen.
-
-A file that uses an id twice loses the later line. If an earlier file has an id, it and its group get the name of the
-file in front. Workers keep a hash of every id, so that only ids that occur twice are looked at.
-"""
+"""Which id each trajectory of an import in shards has. It is the id that a single worker would have chosen. A file that
+uses an id twice loses the later line. If an earlier file has an id, it and its group get the name of the file in front.
+Workers keep a hash of every id, so that only ids that occur twice are looked at."""
 
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,9 +28,8 @@ class NamedPart:
 
 
 Names = tuple[dict[int, Named], dict[int, Named], dict[int, Rejected]]
-"""What becomes of the trajectories whose ids occur twice; a place counts the trajectories of all parts.
-
-Place -> what the file says; place -> what is stored; place -> why the trajectory is left out."""
+"""What becomes of the trajectories whose ids occur twice; a place counts the trajectories of all parts. Place -> what
+the file says; place -> what is stored; place -> why the trajectory is left out."""
 
 
 def hash_of(name: str) -> int:

@@ -1,7 +1,5 @@
-"""Files of imports: uploads in the file storage, and files that a command reads where they lie.
-
-A job names both by a key. What a command reads in place has a link in the data folder of its machine under that key.
-"""
+"""Files of imports: uploads in the file storage, and files that a command reads where they lie. A job names both by a
+key. What a command reads in place has a link in the data folder of its machine under that key."""
 
 import logging
 import shutil

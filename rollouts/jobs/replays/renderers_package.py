@@ -1,7 +1,5 @@
-"""The optional package ``renderers``: finds the hand-written renderer that writes what a chat template writes.
-
-The renderer is found by what it renders. A model's name would be wrong for a fine-tune or another template.
-"""
+"""The optional package ``renderers``: finds the hand-written renderer that writes what a chat template writes. The
+renderer is found by what it renders. A model's name would be wrong for a fine-tune or another template."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

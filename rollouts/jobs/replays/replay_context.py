@@ -32,11 +32,9 @@ def template_text(run: Run) -> str | None:
 def context_of(
     run: Run, chosen: tokenizers.LoadedTokenizer | None = None, chat_template: str | None = None
 ) -> tuple[Context, tokenizers.LoadedTokenizer | None]:
-    """The context of a run's strategies, for one thread. ``chosen`` and ``chat_template`` replace the run's own.
-
-    Where the run lacks what a render needs, the context says so. Raises :class:`Refusal` with a sentence where
-    ``chosen`` or ``chat_template`` cannot be used.
-    """
+    """The context of a run's strategies, for one thread. ``chosen`` and ``chat_template`` replace the run's own. Where
+    the run lacks what a render needs, the context says so. Raises :class:`Refusal` with a sentence where ``chosen`` or
+    ``chat_template`` cannot be used."""
     try:
         return _rendering(run, chosen, chat_template)
     except Refusal as error:

@@ -48,10 +48,8 @@ _SUMMED = {
 
 def replay_run(run: Run, report: dict[str, Any], after: int = -1, last: int = LAST) -> Generator[int]:
     """Replay every strategy over the finished trajectories after the index ``after``, and add them to the report.
-
     Yields the index of each trajectory that was added; ``last`` is the index of the last one. A trajectory that cannot
-    be replayed counts as refused.
-    """
+    be replayed counts as refused."""
     context, loaded = context_of(run)
     pending: deque[StoredTrajectory] = deque()
 

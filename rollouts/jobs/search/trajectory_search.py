@@ -1,8 +1,6 @@
-"""Goes through the trajectories that one may see, run by run, and tells what it finds part by part.
-
-A part ends after so many results or so much time, and names the place where the next one begins. So a page shows what
-is found so far, nobody waits in a request, and a search stops when nobody asks for the next part.
-"""
+"""Goes through the trajectories that one may see, run by run, and tells what it finds part by part. A part ends after
+so many results or so much time, and names the place where the next one begins. So a page shows what is found so far,
+nobody waits in a request, and a search stops when nobody asks for the next part."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -88,10 +86,8 @@ def search(
     seconds: float = 0.25, project: str = "",
 ) -> SearchedPart:
     """A part of what a run, or all runs that may be seen, hold; the newest run first, each in its own order.
-
     ``project``: only its runs. The part ends after ``seconds`` at the latest batch that was begun by then. Raises
-    :class:`Refusal` for a token text that no tokenizer knows, and ``ValueError`` for a cursor of another list.
-    """
+    :class:`Refusal` for a token text that no tokenizer knows, and ``ValueError`` for a cursor of another list."""
     if run is not None and question.pattern is not None:
         refuse_opened(run)
     runs = searched_runs(access, run, project)

@@ -1,8 +1,6 @@
-"""A backup while the server runs: the database as one snapshot saw it, then the files that it names.
-
-A file never changes under its key, so files may be copied after the snapshot. Where some that it names are deleted in
-between, the database is read again. ``manifest.json`` is written last and holds the size and SHA-256 of everything.
-"""
+"""A backup while the server runs: the database as one snapshot saw it, then the files that it names. A file never
+changes under its key, so files may be copied after the snapshot. Where some that it names are deleted in between, the
+database is read again. ``manifest.json`` is written last and holds the size and SHA-256 of everything."""
 
 import hashlib
 import json

@@ -1,8 +1,6 @@
-"""Whether the clock may decide what is old enough to be deleted.
-
-A clock that is set forward by mistake makes everything old at once. So the file storage holds the time of the last
-sweep. After a long gap the next one waits: the clock was moved, or nothing ran.
-"""
+"""Whether the clock may decide what is old enough to be deleted. A clock that is set forward by mistake makes
+everything old at once. So the file storage holds the time of the last sweep. After a long gap the next one waits: the
+clock was moved, or nothing ran."""
 
 import time
 from datetime import UTC, datetime

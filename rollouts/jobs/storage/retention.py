@@ -1,8 +1,6 @@
-"""Which runs go because they are too old or too many, and their deletion. Nothing that somebody still uses goes.
-
-A run stays while it or a job of it is under way or a file of an export is offered, and for a day after its last change.
-It also stays while a share link to it or to one of its trajectories is live: to keep a run for good, share it.
-"""
+"""Which runs go because they are too old or too many, and their deletion. Nothing that somebody still uses goes. A run
+stays while it or a job of it is under way or a file of an export is offered, and for a day after its last change. It
+also stays while a share link to it or to one of its trajectories is live: to keep a run for good, share it."""
 
 import logging
 from dataclasses import dataclass, field

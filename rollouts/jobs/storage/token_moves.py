@@ -14,11 +14,9 @@ BATCH_TOKENS = 1_000_000  # Tokens of a batch, which becomes one segment.
 
 
 def move_run(run: Run, to: str, after: int = -1) -> Iterator[tuple[StoredTrajectory, int]]:
-    """Move the arrays of the trajectories after an index into the store named ``to``, which the run then keeps.
-
-    Yields after each batch its last trajectory, and how many steps and rows were moved. What is in the store already
-    stays, so a move that was killed is begun again. Trajectories that still grow keep their arrays where they are.
-    """
+    """Move the arrays of the trajectories after an index into the store named ``to``, which the run then keeps. Yields
+    after each batch its last trajectory, and how many steps and rows were moved. What is in the store already stays, so
+    a move that was killed is begun again. Trajectories that still grow keep their arrays where they are."""
     set_token_store(run, to)
     while page := trajectories_to_move(run, after, BATCH):
         for batch in batched(page, BATCH_TOKENS, lambda one: one.n_tokens):

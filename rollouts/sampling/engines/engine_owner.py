@@ -1,9 +1,6 @@
-"""Who owns an engine: futures for all that ask, and another engine in place of one that died.
-
-All threads of a worker share one engine, so that they share one batch. The death of an engine fails nothing by itself:
-what was under way is asked again of the next engine. A request that kills every engine is found, because it is then
-asked alone.
-"""
+"""Who owns an engine: futures for all that ask, and another engine in place of one that died. All threads of a worker
+share one engine, so that they share one batch. The death of an engine fails nothing by itself: what was under way is
+asked again of the next engine. A request that kills every engine is found, because it is then asked alone."""
 
 import logging
 import random

@@ -34,10 +34,8 @@ _NOBODY = -1  # The number of a message that answers no question.
 
 class EngineProcess(EngineOwner):
     """An :class:`~rollouts.sampling.engines.engine_owner.EngineOwner` whose engine runs in a separate process.
-
     ``build``, the argument of ``call`` and its result are pickled. Each life of the engine is one process. When an
-    engine dies its process ends too, so its memory is free before the next engine is built.
-    """
+    engine dies its process ends too, so its memory is free before the next engine is built."""
 
     def _begin(self) -> Life:
         return _ProcessLife(self)

@@ -14,11 +14,9 @@ log = logging.getLogger(__name__)
 
 
 class EngineDriver:
-    """What is done with an engine, all of it in one thread.
-
-    The caller chooses a key for each thing it asks. ``tell(key, kind, value)`` reports how it ended: ``done`` with a
-    result, ``failed`` with an exception, or ``cancelled``.
-    """
+    """What is done with an engine, all of it in one thread. The caller chooses a key for each thing it asks.
+    ``tell(key, kind, value)`` reports how it ended: ``done`` with a result, ``failed`` with an exception, or
+    ``cancelled``."""
 
     def __init__(self, build: Callable[[], Engine], name: str, tell: Callable[[Any, str, Any], None]) -> None:
         """Builds the engine. Raises :class:`EngineNotBuilt`."""

@@ -137,10 +137,8 @@ class HttpEngine(ABC):
 
     def score(self, streams: Sequence[Ids]) -> list[Floats]:
         """The log-probabilities ``[T]`` of each stream at temperature 1; the first is NaN: nothing stands before it.
-
         Each stream must be shorter than ``max_model_len``. Raises :class:`RequestRefused` for a stream that the server
-        refuses, and :class:`EngineError` where the server does not answer or returns no scores.
-        """
+        refuses, and :class:`EngineError` where the server does not answer or returns no scores."""
 
         async def all_of_them() -> list[Floats]:
             return list(await asyncio.gather(*map(self._score, streams)))

@@ -10,11 +10,9 @@ PART_BYTES = 64 << 10
 
 
 def weights_digest(folder: str | Path) -> str:
-    """16 hexadecimal digits of the config and the weights in a model's folder; empty = it holds no weights.
-
-    It reads small files whole. Of a larger one it reads its size and :data:`PARTS` parts at equal distances. A training
-    step changes nearly every weight, so other weights have another digest.
-    """
+    """16 hexadecimal digits of the config and the weights in a model's folder; empty = it holds no weights. It reads
+    small files whole. Of a larger one it reads its size and :data:`PARTS` parts at equal distances. A training step
+    changes nearly every weight, so other weights have another digest."""
     paths = sorted(path for path in Path(folder).glob("*") if path.suffix in SUFFIXES and path.is_file())
     if not paths:
         return ""

@@ -1,7 +1,5 @@
-"""The registry of engines: every fact that the launch, its form and the worker need about an engine.
-
-An engine is one module and one entry of ``ENGINES``. No other module knows an engine by its name.
-"""
+"""The registry of engines: every fact that the launch, its form and the worker need about an engine. An engine is one
+module and one entry of ``ENGINES``. No other module knows an engine by its name."""
 
 import importlib
 from dataclasses import dataclass

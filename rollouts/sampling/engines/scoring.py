@@ -19,12 +19,9 @@ def max_scored_length(info: EngineInfo) -> int:
 
 
 def score_streams(streams: Sequence[Ids], engine: Any, temperature: float = 1.0) -> list[Floats]:
-    """The log-probabilities ``[T]`` of each stream, in nats; the first is NaN.
-
-    Run in the engine's process by ``EngineOwner.call``. Raises :class:`RequestRefused` for ids that the model does not
-    have, for a stream that is too long, and for an engine that cannot score. Raises :class:`EngineError` for an answer
-    that makes no sense.
-    """
+    """The log-probabilities ``[T]`` of each stream, in nats; the first is NaN. Run in the engine's process by
+    ``EngineOwner.call``. Raises :class:`RequestRefused` for ids that the model does not have, for a stream that is too
+    long, and for an engine that cannot score. Raises :class:`EngineError` for an answer that makes no sense."""
     if not hasattr(engine, "score"):
         raise RequestRefused(f"The engine {engine.name} cannot score ids that it did not sample. Choose another one.")
     if problem := temperature_problem(engine.name, temperature):

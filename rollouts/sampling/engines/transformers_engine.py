@@ -115,10 +115,8 @@ class TransformersEngine:
     @torch.inference_mode()
     def score(self, streams: Sequence[Ids], temperature: float = 1.0) -> list[Floats]:
         """The log-probabilities ``[T]`` of each stream at a temperature; the first is NaN: nothing stands before it.
-
         Each stream may be as long as ``max_model_len``. One stream at a time and ``CHUNK`` tokens in a forward, so that
-        the logits of a long stream never stand in memory together. Requests under way are not touched.
-        """
+        the logits of a long stream never stand in memory together. Requests under way are not touched."""
         return [self._scored(ids, temperature) for ids in streams]
 
     def _scored(self, ids: Ids, temperature: float) -> Floats:

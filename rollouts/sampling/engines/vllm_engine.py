@@ -159,10 +159,8 @@ class VllmEngine:
 
     def score(self, streams: Sequence[Ids]) -> list[Floats]:
         """The log-probabilities ``[T]`` of each stream at temperature 1; the first is NaN: nothing stands before it.
-
         Each stream must be shorter than ``max_model_len``. Requests under way grow meanwhile; the next step returns
-        what finished. Raises :class:`RequestRefused`.
-        """
+        what finished. Raises :class:`RequestRefused`."""
         # vLLM scores the prompt of a request, and a request samples at least one token.
         params = self.new_params(temperature=1.0, max_tokens=1, ignore_eos=True, prompt_logprobs=0)
         names = [f"score-{place}" for place in range(len(streams))]

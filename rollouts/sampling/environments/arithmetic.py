@@ -1,8 +1,6 @@
-"""Arithmetic problems in words, for the environment's tasks and for the demo policy's training dialogues.
-
-A hash of the calculation alone puts a problem into the held-out part or into the training part. So the demo policy is
-never trained on any wording of a held-out calculation.
-"""
+"""Arithmetic problems in words, for the environment's tasks and for the demo policy's training dialogues. A hash of the
+calculation alone puts a problem into the held-out part or into the training part. So the demo policy is never trained
+on any wording of a held-out calculation."""
 
 import hashlib
 import random

@@ -108,11 +108,9 @@ def _check_message(message: object, place: int) -> None:
 
 
 def matching(text: str, answer: str) -> dict[str, float]:
-    """Which rules find ``answer`` in ``text``: 0.0 or 1.0 for each.
-
-    ``exact``: the text is the answer, apart from case and outer spaces. ``last_number`` (for a number): it is the last
-    number of the text. ``contains`` (for other answers): the text holds it as whole words.
-    """
+    """Which rules find ``answer`` in ``text``: 0.0 or 1.0 for each. ``exact``: the text is the answer, apart from case
+    and outer spaces. ``last_number`` (for a number): it is the last number of the text. ``contains`` (for other
+    answers): the text holds it as whole words."""
     rewards = {"exact": float(text.strip().casefold() == answer.strip().casefold())}
     number = _as_number(answer)
     if number is None:

@@ -39,11 +39,9 @@ def recent_checks(access: Access, limit: int, project_code: str = "") -> list[Te
 def find_request(
     access: Access, trajectory_code: str, run_code: str, index: int
 ) -> tuple[Run, StoredStep | None] | None:
-    """Step ``index`` of a trajectory; without such a trajectory, of the first trajectory of the run. Three queries.
-
-    The run has its project, tokenizer and chat templates, the step its tools and template kwargs; it is None when the
-    trajectory has no step at that index. None when the run does not exist either, or may not be seen.
-    """
+    """Step ``index`` of a trajectory; without such a trajectory, of the first trajectory of the run. Three queries. The
+    run has its project, tokenizer and chat templates, the step its tools and template kwargs; it is None when the
+    trajectory has no step at that index. None when the run does not exist either, or may not be seen."""
     visible = access.limit(StoredTrajectory.objects.all(), "run__project")
     trajectory = visible.filter(code=trajectory_code).first() if trajectory_code else None
     run = find_run(templates=True, **({"pk": trajectory.run_id} if trajectory else {"code": run_code}))

@@ -1,7 +1,5 @@
-"""Registered tokenizers.
-
-A run and a check use tokenizers of their own project alone, so most functions ask in one project.
-"""
+"""Registered tokenizers. A run and a check use tokenizers of their own project alone, so most functions ask in one
+project."""
 
 import hashlib
 import shutil
@@ -130,10 +128,8 @@ def register_tokenizer(
 
 def find_tokenizer(named: str, project: models.Project | None = None) -> models.Tokenizer:
     """A tokenizer by its registered name, a folder or file, or a hub id (``org/name@revision``) where that is allowed.
-
     What is not registered in the project yet is. For commands alone: who calls one may read any folder of this machine.
-    ``project``: None = the default one. Raises :class:`Refusal`.
-    """
+    ``project``: None = the default one. Raises :class:`Refusal`."""
     of_project = tokenizers_of(key_of(project))
     registered = of_project.filter(name=named).first()
     if registered is not None:

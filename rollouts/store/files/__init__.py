@@ -1,8 +1,6 @@
-"""The files that all machines share: the only door to Django's default storage, which is a folder or a bucket.
-
-A key names a file, such as ``exports/abc/run.jsonl``. What a key names never changes: it is put once, or again with the
-same content. So a copy on a machine's own disk is as good as the original.
-"""
+"""The files that all machines share: the only door to Django's default storage, which is a folder or a bucket. A key
+names a file, such as ``exports/abc/run.jsonl``. What a key names never changes: it is put once, or again with the same
+content. So a copy on a machine's own disk is as good as the original."""
 
 import re
 from collections.abc import Iterator
@@ -105,10 +103,8 @@ def listed(prefix: str) -> Iterator[StoredFile]:
 
 def local_folder(prefix: str, last: str) -> Path:
     """The files of a folder such as ``tokenizers/abc/`` on this machine; they stay there while this process lives.
-
-    ``last``: the name of the file that is put last, so that the folder is whole where it is there.
-    Raises ``FileNotFoundError`` if it is not, :class:`StorageDown`, or ``OSError`` when the disk is full.
-    """
+    ``last``: the name of the file that is put last, so that the folder is whole where it is there. Raises
+    ``FileNotFoundError`` if it is not, :class:`StorageDown`, or ``OSError`` when the disk is full."""
     _checked_prefix(prefix)
     if (folder := _storage.folder) is not None:
         if not Path(folder, prefix, last).is_file():

@@ -131,11 +131,9 @@ class Beat:
 
 
 def end_job(job: Job, status: str, error: str = "", held: Collection[str] = ACTIVE, **fields: Any) -> bool:
-    """End a job. Returns False, and changes nothing, if it has ended or another worker holds it.
-
-    ``held``: the states in which it is ended; a job that was queued again waits for another worker. Its shards go.
-    Those of an import that failed stay for *Resume*.
-    """
+    """End a job. Returns False, and changes nothing, if it has ended or another worker holds it. ``held``: the states
+    in which it is ended; a job that was queued again waits for another worker. Its shards go. Those of an import that
+    failed stay for *Resume*."""
     ours = Job.objects.filter(pk=job.pk, attempt=job.attempt, status__in=held)
     if not ours.update(status=status, error=without_paths(error), finished_at=timezone.now(), **fields):
         return False

@@ -1,8 +1,6 @@
 """Shards: the parts of a large job. A shard is a job of its own, so it is taken, kept alive and tried again like one.
-
 The whole job has no worker while its shards are under way. The worker that ends the last shard queues the whole job
-again, and the worker that takes it then puts the results together.
-"""
+again, and the worker that takes it then puts the results together."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

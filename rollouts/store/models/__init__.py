@@ -1,9 +1,6 @@
-"""The tables, a module for each noun. Import them from here.
-
-A step stores only the tokens that it adds; ``shared_length < parent_length`` means a break.
-Arrays lie in tables of their own (``StepTokens``, ``RowTokens``) or in a segment, a file that a ``TokenSegment`` names.
-So no list of rows or steps reads them.
-"""
+"""The tables, a module for each noun. Import them from here. A step stores only the tokens that it adds;
+``shared_length < parent_length`` means a break. Arrays lie in tables of their own (``StepTokens``, ``RowTokens``) or in
+a segment, a file that a ``TokenSegment`` names. So no list of rows or steps reads them."""
 
 from rollouts.store.models.alarms import Alarm, AlarmRule, ProjectAlarms
 from rollouts.store.models.chat_templates import ChatTemplate, ProjectTemplate, Tokenizer, template_name

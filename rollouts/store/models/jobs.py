@@ -20,11 +20,9 @@ def _only(name: str) -> Q:
 
 
 class Job(models.Model):
-    """Background work of the queue ``default``. It belongs to one run, replay, template check or parser audit.
-
-    A run keeps the jobs that were asked for. The others have one job: the last one. A large job is
-    cut into shards, which any workers do. A shard is a job that belongs to the whole one, and goes when that has ended.
-    """
+    """Background work of the queue ``default``. It belongs to one run, replay, template check or parser audit. A run
+    keeps the jobs that were asked for. The others have one job: the last one. A large job is cut into shards, which any
+    workers do. A shard is a job that belongs to the whole one, and goes when that has ended."""
 
     Status = WorkStatus
 

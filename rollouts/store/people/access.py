@@ -63,11 +63,9 @@ def access_of(user: Any) -> Access:
 
 
 def access_of_api_key(token: ApiToken) -> Access:
-    """What a token may do in its project: what its maker may do there today. Its scopes limit it further.
-
-    One query. The token has its maker and its project loaded. The door that a request comes through asks whether the
-    token has the scope for it.
-    """
+    """What a token may do in its project: what its maker may do there today. Its scopes limit it further. One query.
+    The token has its maker and its project loaded. The door that a request comes through asks whether the token has the
+    scope for it."""
     role = access_of(token.created_by).role_in(token.project_id)
     if role is not None and set(token.scopes) <= {ApiToken.Scope.READ}:
         role = Role.VIEWER

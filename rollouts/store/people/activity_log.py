@@ -1,7 +1,5 @@
-"""The activity log: who did what, when, from where. One call writes the row and the line of the log.
-
-A door says once who acts (:func:`acting`). What does the work writes it down, so that no door can forget it.
-"""
+"""The activity log: who did what, when, from where. One call writes the row and the line of the log. A door says once
+who acts (:func:`acting`). What does the work writes it down, so that no door can forget it."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
@@ -116,10 +114,8 @@ def record(
     action: str, of: models.Model | None = None, *, user: Any = None, project: int | None = None, detail: str = ""
 ) -> None:
     """Write down that this was done to the object ``of``: an :class:`Action`, or the activity of a kind of job.
-
     ``user``: an account, or a name as it was typed; the default is who acts. ``project``: a key; the default is the
-    project of the object. Nothing is raised when the row cannot be stored: the line of the log says it all the same.
-    """
+    project of the object. Nothing is raised when the row cannot be stored: the line of the log says it all the same."""
     actor = _actor.get()()
     user = actor.user if user is None else user
     account = user if getattr(user, "is_authenticated", False) else None

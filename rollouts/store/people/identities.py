@@ -28,11 +28,9 @@ class SignInRefused(Refusal):
 
 
 def is_allowed(claims: Mapping[str, Any]) -> bool:
-    """Whether `INSPECTOR_OIDC_ALLOWED` lets in whom these claims describe.
-
-    An entry with `@` in front is the domain of an email address that the provider has verified. Any other entry is a
-    name in the claim `groups`. Without entries everybody of the provider is let in.
-    """
+    """Whether `INSPECTOR_OIDC_ALLOWED` lets in whom these claims describe. An entry with `@` in front is the domain of
+    an email address that the provider has verified. Any other entry is a name in the claim `groups`. Without entries
+    everybody of the provider is let in."""
     if not settings.OIDC_ALLOWED:
         return True
     groups = claims.get("groups")

@@ -107,11 +107,9 @@ def waiting_alarms(now: datetime, run: Run | None = None) -> QuerySet[Alarm]:
 
 
 def take_alarms(run: Run) -> None:
-    """Check a run by the limits that hold in it, from its stored figures by training step.
-
-    An alarm is raised once. Later it says how far it goes, or that it no longer holds. The caller holds the lock of the
-    run, so that the last of two workers that count sees what both have stored.
-    """
+    """Check a run by the limits that hold in it, from its stored figures by training step. An alarm is raised once.
+    Later it says how far it goes, or that it no longer holds. The caller holds the lock of the run, so that the last of
+    two workers that count sees what both have stored."""
     alarms = {(alarm.figure, alarm.kind): alarm for alarm in Alarm.objects.filter(run=run)}
     limits = limits_in(run)
     steps = alarm_steps(run, any(rule.figure == AlarmFigure.FINDING for rule in limits))

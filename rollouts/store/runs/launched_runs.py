@@ -16,9 +16,8 @@ log = logging.getLogger(__name__)
 QUIET_SECONDS = 10.0
 """After three missed heartbeats the worker of a run is probably lost, and another worker may take the run."""
 LOST_SECONDS = 15.0
-"""A run that is queued for so long may have lost its message in a restart of Redis, so it is sent again.
-
-A worker with a free place takes a message at once, and only such workers look. A second message changes nothing."""
+"""A run that is queued for so long may have lost its message in a restart of Redis, so it is sent again. A worker with
+a free place takes a message at once, and only such workers look. A second message changes nothing."""
 MAX_LEASE = timedelta(seconds=30)  # No worker leases a trajectory for longer.
 
 

@@ -1,7 +1,5 @@
 """The columns of log-probabilities of a run: what was recorded, and what engines scored later. Any two can be compared.
-
-A page that compares two columns asks :func:`columns_of` for their names, and reads them by :func:`load_compared`.
-"""
+A page that compares two columns asks :func:`columns_of` for their names, and reads them by :func:`load_compared`."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -112,11 +110,9 @@ class LogprobColumn:
 
 
 def columns_of(run: Run) -> list[LogprobColumn]:
-    """The columns of a run that can be compared: the sampler's, the trainer's, then the scored ones by their age.
-
-    What was recorded is looked for in the first :data:`SAMPLED_TRAJECTORIES` finished trajectories. Scored columns that
-    are not whole are left out. A fixed number of queries.
-    """
+    """The columns of a run that can be compared: the sampler's, the trainer's, then the scored ones by their age. What
+    was recorded is looked for in the first :data:`SAMPLED_TRAJECTORIES` finished trajectories. Scored columns that are
+    not whole are left out. A fixed number of queries."""
     done = run.trajectories.filter(status=StoredTrajectory.Status.DONE).order_by("index")
     values = load_trajectories(list(done[:SAMPLED_TRAJECTORIES]))
     rows = [row for value in values for row in value.rows or merged_rows(value.steps)]

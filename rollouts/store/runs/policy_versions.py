@@ -1,7 +1,5 @@
-"""Figures of a run by policy version: counted from the tables, stored, and read.
-
-A trajectory belongs to the version that sampled its first step. Where several sampled it, a finding says so.
-"""
+"""Figures of a run by policy version: counted from the tables, stored, and read. A trajectory belongs to the version
+that sampled its first step. Where several sampled it, a finding says so."""
 
 import re
 from collections.abc import Collection, Sequence
@@ -111,11 +109,9 @@ def has_versions(run: Run) -> bool:
 
 
 def take_policy_versions(run: Run, versions: Collection[str] | None = None, first: int = 0) -> None:
-    """Count the figures of these policy versions of a run again; None = of all. It may be repeated.
-
-    ``first``: none of their trajectories stands before this position in the run. A run with more versions than can be
-    counted has no figures by version.
-    """
+    """Count the figures of these policy versions of a run again; None = of all. It may be repeated. ``first``: none of
+    their trajectories stands before this position in the run. A run with more versions than can be counted has no
+    figures by version."""
     stored = PolicyVersionFigures.objects.filter(run=run)
     if versions is None:
         of_run = versions_of(run)

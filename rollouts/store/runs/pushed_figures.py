@@ -1,8 +1,6 @@
 """Keeps the figures by training step and policy version while data is pushed, at most once in some seconds for a run.
-
 Each push may bring a few trajectories of a step, and counting a step reads all of it. So a push that comes soon after
-the last count is counted later: by the next one, or by the clock of the workers.
-"""
+the last count is counted later: by the next one, or by the clock of the workers."""
 
 from datetime import datetime, timedelta
 

@@ -50,10 +50,8 @@ os.register_at_fork(after_in_child=_renew_lock)
 
 def read_arrays(key: str, offsets: Sequence[int], names: Sequence[str]) -> list[Mapping[str, Any]]:
     """The arrays ``names`` of the file rows ``offsets`` of a segment, in their order; no other range is read.
-
-    ``columns`` is a dict, every other name an array or None. Raises :class:`StorageDown` with a sentence
-    when the storage does not answer, or when it lacks the file or holds another, and :class:`TokensDeleted`.
-    """
+    ``columns`` is a dict, every other name an array or None. Raises :class:`StorageDown` with a sentence when the
+    storage does not answer, or when it lacks the file or holds another, and :class:`TokensDeleted`."""
     try:
         return _read(key, offsets, names)
     except FileNotFoundError as error:

@@ -1,8 +1,6 @@
-"""Reads the arrays of steps and rows from wherever they lie.
-
-A query that says where the arrays are also reads those that are in the database: one statement sees one state, so that
-arrays may be moved meanwhile. A segment stays readable for a while after its arrays have gone elsewhere.
-"""
+"""Reads the arrays of steps and rows from wherever they lie. A query that says where the arrays are also reads those
+that are in the database: one statement sees one state, so that arrays may be moved meanwhile. A segment stays readable
+for a while after its arrays have gone elsewhere."""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence

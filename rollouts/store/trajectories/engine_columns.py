@@ -129,11 +129,9 @@ def spans_with_alternatives(parts: Iterable[SampledPart], start: int, stop: int)
 def beside_token(
     parts: Iterable[SampledPart], offset: int
 ) -> tuple[float | None, Ids, Floats, dict[str, float]] | None:
-    """What an engine told beside the token ``offset`` of a row; None = it has no alternatives. At most one query.
-
-    It is the log-probability that the step recorded for the token itself, then the likeliest ids ``[K]`` at its place,
-    likeliest first, with their log-probabilities. Last are the columns of the row at the token that are known.
-    """
+    """What an engine told beside the token ``offset`` of a row; None = it has no alternatives. At most one query. It is
+    the log-probability that the step recorded for the token itself, then the likeliest ids ``[K]`` at its place,
+    likeliest first, with their log-probabilities. Last are the columns of the row at the token that are known."""
     places = ((step, first + offset - start) for step, start, first, n in parts if start <= offset < start + n)
     step, at = next(places, (None, 0))
     if step is None:

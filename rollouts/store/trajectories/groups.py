@@ -67,11 +67,9 @@ def advantage_in_group(trajectory: StoredTrajectory) -> float | None:
 
 
 def sampled_tokens(trajectories: Sequence[StoredTrajectory]) -> tuple[dict[int, Ids], dict[int, float], bool]:
-    """Key of a trajectory -> its sampled tokens in order; and -> the mean advantage of its trained tokens.
-
-    Of a trajectory without steps the trained tokens of its rows count as sampled. The last value is False when the
-    group is so large that only the first completion of each was read; of such rows nothing is read. Three queries.
-    """
+    """Key of a trajectory -> its sampled tokens in order; and -> the mean advantage of its trained tokens. Of a
+    trajectory without steps the trained tokens of its rows count as sampled. The last value is False when the group is
+    so large that only the first completion of each was read; of such rows nothing is read. Three queries."""
     keys = [record.pk for record in trajectories]
     whole = sum(record.n_sampled for record in trajectories) <= MAX_READ_TOKENS
     steps = StoredStep.objects.filter(trajectory__in=keys, **({} if whole else {"index": 0}))
@@ -110,11 +108,9 @@ def shared_length(left: Ids, right: Ids) -> int:
 
 
 def shared_questions(runs: Sequence[models.Run], limit: int) -> list[list[models.StoredTrajectory]]:
-    """The first trajectories that all runs have, those with an error before the others. Three queries.
-
-    Each is a trajectory of every run, in the order of the runs, all called alike: with one seed, they answer the same
-    question.
-    """
+    """The first trajectories that all runs have, those with an error before the others. Three queries. Each is a
+    trajectory of every run, in the order of the runs, all called alike: with one seed, they answer the same
+    question."""
     of_any = models.StoredTrajectory.objects.filter(run__in=runs).order_by("index", "pk")
     wrong = of_any.filter(worst_severity=Severity.ERROR).values_list("external_id", flat=True)[: len(runs) * limit]
     others = of_any.filter(run=runs[0]).values_list("external_id", flat=True)[:limit]

@@ -197,10 +197,8 @@ def cancel_remaining(run: models.Run) -> int:
 
 def resume_run(run: models.Run) -> int:
     """Queue again what a launch has not finished. Stored steps are kept. Returns the number of trajectories to make.
-
-    For a run that failed, was cancelled or is silent. What still works on it loses its leases.
-    Raises :class:`Refusal` where there is nothing to go on with.
-    """
+    For a run that failed, was cancelled or is silent. What still works on it loses its leases. Raises :class:`Refusal`
+    where there is nothing to go on with."""
     with transaction.atomic():
         locked = models.Run.objects.select_for_update().get(pk=run.pk)
         if locked.kind != models.Run.Kind.LAUNCH:

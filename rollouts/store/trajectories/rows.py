@@ -23,11 +23,9 @@ class Span:
     step_index: int | None
     """The step that read it (prompt, delta) or sampled it (completion); None for a row without steps."""
     part: str
-    """``prompt``, ``delta``, ``completion``, or ``row`` for a row that has its own arrays.
-
-    When role headers divide such a row, it is ``prompt`` before the first header, ``reply`` after a header of the
-    assistant, and ``message`` after any other header.
-    """
+    """``prompt``, ``delta``, ``completion``, or ``row`` for a row that has its own arrays. When role headers divide
+    such a row, it is ``prompt`` before the first header, ``reply`` after a header of the assistant, and ``message``
+    after any other header."""
     roles: tuple[str, ...] = ()  # The roles that the headers name, where they divide the row.
 
 

@@ -19,11 +19,9 @@ from rollouts.store.trajectories.token_encoding import EncodedStep, derive_origi
 
 
 class StepWriter:
-    """Gathers steps and rows of any number of trajectories and inserts them together.
-
-    It is made, filled and saved within one transaction. With a ``token_table`` the origin of the tokens between
-    completions is found where no strategy wrote it.
-    """
+    """Gathers steps and rows of any number of trajectories and inserts them together. It is made, filled and saved
+    within one transaction. With a ``token_table`` the origin of the tokens between completions is found where no
+    strategy wrote it."""
 
     def __init__(self, n_steps: int, token_table: ByteTable | None = None) -> None:
         """``n_steps``: how many steps are added at most."""
@@ -103,11 +101,9 @@ class StepWriter:
         rows: Sequence[Row] | None,
         places: Sequence[Place | None] = (),
     ) -> None:
-        """Add all rows of a trajectory and count its steps, rows and tokens.
-
-        ``steps`` are all its steps, stored before or added now, and ``values`` the same; ``rows`` None = they follow
-        from the steps. ``places``: where segments hold the arrays of the rows; empty = they are inserted.
-        """
+        """Add all rows of a trajectory and count its steps, rows and tokens. ``steps`` are all its steps, stored before
+        or added now, and ``values`` the same; ``rows`` None = they follow from the steps. ``places``: where segments
+        hold the arrays of the rows; empty = they are inserted."""
         if rows is None:
             chains = merge_steps(values.steps, values.links)
             stored_rows = [_merged_row(record, index, [steps[n] for n in chain]) for index, chain in enumerate(chains)]

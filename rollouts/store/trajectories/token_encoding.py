@@ -51,11 +51,9 @@ def encode_step(earlier: StoredSteps, step: Step, link: Link | None = None) -> E
 def encode_trajectories(
     trajectories: Sequence[Trajectory], token_table: ByteTable | None = None, put_for: models.Run | None = None
 ) -> list[EncodedTrajectory]:
-    """Encode finished trajectories as they will be stored.
-
-    ``put_for``: put their arrays into the store of this run, which is slow, so that no transaction may be open. With a
-    ``token_table`` the origin of the tokens between completions is found where no strategy wrote it.
-    """
+    """Encode finished trajectories as they will be stored. ``put_for``: put their arrays into the store of this run,
+    which is slow, so that no transaction may be open. With a ``token_table`` the origin of the tokens between
+    completions is found where no strategy wrote it."""
     coded = [_encoded(trajectory, token_table) for trajectory in trajectories]
     if token_table is not None:
         later = [
@@ -110,11 +108,9 @@ def _items(one: EncodedTrajectory, trajectory: Trajectory) -> Iterator[TokenItem
 def derive_origins(
     steps: Iterable[tuple[models.StepTokens, Step, int]], token_table: ByteTable
 ) -> list[models.StepTokens]:
-    """Find who wrote each token between completions where no strategy told: template scaffold or observation.
-
-    ``steps`` have a parent, each with how many of its messages the parent had. The bytes of all deltas are gathered
-    at once. Returns the arrays that gained their origins.
-    """
+    """Find who wrote each token between completions where no strategy told: template scaffold or observation. ``steps``
+    have a parent, each with how many of its messages the parent had. The bytes of all deltas are gathered at once.
+    Returns the arrays that gained their origins."""
     unknown = [
         (tokens, step.request.messages[shared:] if step.request else ())
         for tokens, step, shared in steps

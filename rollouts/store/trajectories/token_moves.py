@@ -1,8 +1,6 @@
-"""Moves stored arrays from one store to the other, and replaces them, while they are read.
-
-Arrays are put into their new place first; then one short transaction lets their steps and rows name it. What changed
-meanwhile stays as it is. A segment that nothing names any more stays readable until the sweep removes it.
-"""
+"""Moves stored arrays from one store to the other, and replaces them, while they are read. Arrays are put into their
+new place first; then one short transaction lets their steps and rows name it. What changed meanwhile stays as it is. A
+segment that nothing names any more stays readable until the sweep removes it."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -39,11 +37,9 @@ def move_arrays(run: models.Run, trajectories: Sequence[models.StoredTrajectory]
 def fill_origins(
     trajectories: Sequence[models.StoredTrajectory], values: Sequence[Trajectory], token_table: ByteTable
 ) -> int:
-    """Find the origin of tokens between completions where it is not known yet. Returns how many steps gained it.
-
-    For trajectories that were stored before a tokenizer was chosen. ``values[i]`` is ``trajectories[i]`` as loaded.
-    Call it outside a transaction.
-    """
+    """Find the origin of tokens between completions where it is not known yet. Returns how many steps gained it. For
+    trajectories that were stored before a tokenizer was chosen. ``values[i]`` is ``trajectories[i]`` as loaded. Call it
+    outside a transaction."""
     lacking = {
         trajectory.pk: value
         for trajectory, value in zip(trajectories, values, strict=True)

@@ -147,10 +147,8 @@ def trajectory_batches(
     trajectories: QuerySet[models.StoredTrajectory], size: int
 ) -> Iterator[list[models.StoredTrajectory]]:
     """The trajectories of a query in its order, ``size`` at a time; deleted ones are left out. One query for each list.
-
     Between two lists no cursor is open, so the caller may write. SQLite refuses a write at once where a cursor of the
-    same connection still reads the state before a write of somebody else.
-    """
+    same connection still reads the state before a write of somebody else."""
     for keys in batched(list(trajectories.values_list("pk", flat=True)), size):
         if batch := trajectories_by_key(keys):
             yield batch

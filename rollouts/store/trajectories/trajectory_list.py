@@ -1,8 +1,6 @@
-"""The trajectories of a run as a list: filters, orders, parts, neighbours.
-
-A run may have hundreds of thousands. So the keys are found first, in an index that also holds the columns of the
-filters, and only then the trajectories are read. A list is read in stretches, each of which is one range of an index.
-"""
+"""The trajectories of a run as a list: filters, orders, parts, neighbours. A run may have hundreds of thousands. So the
+keys are found first, in an index that also holds the columns of the filters, and only then the trajectories are read. A
+list is read in stretches, each of which is one range of an index."""
 
 import json
 import math
@@ -23,10 +21,8 @@ def list_trajectories(
     run: models.Run, filters: TrajectoryFilters | None = None, sort: str = "index", after: str = "", limit: int = 50,
 ) -> CursorPart[models.StoredTrajectory]:
     """A part of the list, by keyset. An unknown sort or a cursor that cannot be read starts at the beginning.
-
     Trajectories that lack what they are sorted by are last in both orders. One query for each stretch that the part
-    touches: one in run order, at most three in another one.
-    """
+    touches: one in run order, at most three in another one."""
     if sort not in SORTS:
         sort = "index"
     passing_trajectories = filter_trajectories(run, filters or TrajectoryFilters())

@@ -1,7 +1,5 @@
-"""The parts of one trajectory for its pages: rows, steps, findings, a trainer's columns, stored texts.
-
-A function reads token arrays only when its docstring says so, and makes the number of queries that it states.
-"""
+"""The parts of one trajectory for its pages: rows, steps, findings, a trainer's columns, stored texts. A function reads
+token arrays only when its docstring says so, and makes the number of queries that it states."""
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -137,10 +135,8 @@ def read_steps(trajectory: StoredTrajectory, first: int = 0, limit: int | None =
 
 def _draft_rows(steps: Sequence[StepSummary]) -> tuple[list[RowSummary], list[StepSummary]]:
     """The rows that steps make so far: a step joins the row whose last step it extends, else it opens a row.
-
-    ``merge_steps`` makes the stored rows. That rule compares token arrays, so it also finds rows
-    that a step extends without a link. A page of a growing trajectory reads no arrays.
-    """
+    ``merge_steps`` makes the stored rows. That rule compares token arrays, so it also finds rows that a step extends
+    without a link. A page of a growing trajectory reads no arrays."""
     chains: list[list[StepSummary]] = []
     placed = []
     for step in steps:
@@ -168,11 +164,9 @@ def new_messages(trajectory: StoredTrajectory, steps: Collection[int]) -> list[t
 def said_of_steps(
     trajectory: StoredTrajectory, steps: Collection[int], n_characters: int
 ) -> list[tuple[int, str | None, str | None, str | None]]:
-    """Of some steps: index, the messages that its request adds to its parent's, its reply, its extra. One query.
-
-    All are JSON. Steps without messages, and steps with a message or reply of more than ``n_characters``, are left out.
-    A longer extra is None.
-    """
+    """Of some steps: index, the messages that its request adds to its parent's, its reply, its extra. One query. All
+    are JSON. Steps without messages, and steps with a message or reply of more than ``n_characters``, are left out. A
+    longer extra is None."""
     with_messages = trajectory.steps.filter(index__in=steps, messages_new__isnull=False).order_by("index")
     sizes = with_messages.annotate(n_new=Length("messages_new__body"), n_reply=Length("reply__body"))
     short = sizes.filter(Q(n_reply=None) | Q(n_reply__lte=n_characters), n_new__lte=n_characters)

@@ -1,8 +1,6 @@
-"""A chat template taken apart: its outputs, operand by operand, inside the blocks that hold them.
-
-What a piece of constant text renders as depends on the tags beside it (``-``, ``trim_blocks``, ``lstrip_blocks``), so
-each keeps both its source and the text that it writes.
-"""
+"""A chat template taken apart: its outputs, operand by operand, inside the blocks that hold them. What a piece of
+constant text renders as depends on the tags beside it (``-``, ``trim_blocks``, ``lstrip_blocks``), so each keeps both
+its source and the text that it writes."""
 
 from __future__ import annotations
 

@@ -56,11 +56,8 @@ def deciding_condition(template: str, one: int | None, other: int | None) -> Pie
 
 def suspects(template: str, pairs: Iterable[tuple[int | None, int | None]]) -> dict[int, int]:
     """Lines that can have caused differences between what two lines wrote: 1-based line -> distance from the cause.
-
-    Distance 0: the two lines, and each condition that guards one of them and not the other.
-    Distance 1: the lines that set a name that these conditions read, and what guards these lines.
-    Distance 2 and more: the same from there on.
-    """
+    Distance 0: the two lines, and each condition that guards one of them and not the other. Distance 1: the lines that
+    set a name that these conditions read, and what guards these lines. Distance 2 and more: the same from there on."""
     tags, all_branches = scan(template), list(branches(template))
     chains: dict[Piece, set[int]] = {}
     for condition, opened_by, _ in all_branches:

@@ -178,11 +178,9 @@ def check(
     tokenizer: TemplateTokenizer | None, chat_template: str, tools: Sequence[Tool] | None = None,
     kwargs: Mapping[str, Any] | None = None, conversation: Sequence[Message] | None = None, now: str = "",
 ) -> CheckReport:
-    """Check a chat template; without a tokenizer at the level of text, characters in place of tokens.
-
-    ``now``: an ISO date and time that templates with a clock are told; empty = the real one.
-    Raises :class:`RenderFailed` when the template cannot be rendered at all: a syntax error, no end, no memory.
-    """
+    """Check a chat template; without a tokenizer at the level of text, characters in place of tokens. ``now``: an ISO
+    date and time that templates with a clock are told; empty = the real one. Raises :class:`RenderFailed` when the
+    template cannot be rendered at all: a syntax error, no end, no memory."""
     renderer = TemplateRenderer(tokenizer, chat_template, now)
     if problem := cannot_render(renderer, tools, kwargs):
         raise RenderFailed(problem)

@@ -1,8 +1,6 @@
 """The form in which a chat template takes messages: arguments as dict or string, ids, empty content, reasoning's field.
-
 Templates are probed in the form they accept, and the report says which. Every part of a probe carries its own marker
-word, because a probe that uses one word for everything cannot see a message vanish.
-"""
+word, because a probe that uses one word for everything cannot see a message vanish."""
 
 import itertools
 import json

@@ -109,11 +109,9 @@ class RenderCache:
         return close if header is None else header.end()
 
     def stop_text(self) -> str | None:
-        """The control token right after an answer at which the model stops; None when the answer's end is open.
-
-        It is the first one that the tokenizer names: its EOS, or a stop token of its generation config. Where none of
-        them stands there, the turn's last control token is taken. Raises :class:`NotYet`.
-        """
+        """The control token right after an answer at which the model stops; None when the answer's end is open. It is
+        the first one that the tokenizer names: its EOS, or a stop token of its generation config. Where none of them
+        stands there, the turn's last control token is taken. Raises :class:`NotYet`."""
         once = self.side(self.conversation([user("UQ1"), self.form.assistant("ANSX1")]))
         if once.error or "ANSX1" not in once.text:
             return None

@@ -87,11 +87,9 @@ def _search(
     regressions: RegressionSet, start: str, goal: Sequence[Probe], may_try: Callable[[], bool],
     progress: Progress,
 ) -> tuple[str | None, bool]:
-    """Change conditions, fewest first and the likeliest first, until every probe of the goal passes.
-
-    Returns the first template on which all of them pass and True, else the one on which most of them pass and False.
-    ``may_try``: whether one more candidate may be tried. Raises ``_NotFinished``, as it does.
-    """
+    """Change conditions, fewest first and the likeliest first, until every probe of the goal passes. Returns the first
+    template on which all of them pass and True, else the one on which most of them pass and False. ``may_try``: whether
+    one more candidate may be tried. Raises ``_NotFinished``, as it does."""
     failed = regressions.failing(regressions.cache.template, regressions.probes)
     others = [probe for probe in regressions.probes if probe not in failed]
     fewest, best = len(regressions.failing(start, goal)), None
@@ -138,11 +136,9 @@ def find_repair(
     tokenizer: TemplateTokenizer | None, report: CheckReport, progress: Progress = lambda _: None,
     n_candidates: int = MAX_CANDIDATES,
 ) -> tuple[Repair | None, str]:
-    """A verified repair of the failed prefix probes or None; and what it leaves broken, or why there is none.
-
-    First tool results alone are repaired, then user messages too, then the generation prompt too. Each wider repair is
-    the ``wider`` of the repair before it.
-    """
+    """A verified repair of the failed prefix probes or None; and what it leaves broken, or why there is none. First
+    tool results alone are repaired, then user messages too, then the generation prompt too. Each wider repair is the
+    ``wider`` of the repair before it."""
     until = time.monotonic() + SAFETY_SECONDS
     n_allowed = n_tried = 0
 

@@ -1,7 +1,5 @@
-"""A tokenizer's folder as JSON: the definition for the encoders, the named tokens and the chat template.
-
-Only JSON and the text of the chat template are read. Nothing in the folder is ever executed.
-"""
+"""A tokenizer's folder as JSON: the definition for the encoders, the named tokens and the chat template. Only JSON and
+the text of the chat template are read. Nothing in the folder is ever executed."""
 
 import hashlib
 import json

@@ -1,7 +1,5 @@
-"""Answers requests about one tokenizer on the standard streams, within limits of memory and computing time.
-
-The first request loads the tokenizer. Its files are read before the process is confined and parsed after that.
-"""
+"""Answers requests about one tokenizer on the standard streams, within limits of memory and computing time. The first
+request loads the tokenizer. Its files are read before the process is confined and parsed after that."""
 
 import ctypes
 import os

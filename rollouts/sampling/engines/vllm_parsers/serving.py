@@ -1,8 +1,6 @@
-"""Answers what vLLM's parsers read, on the standard streams. Only a confined process runs this.
-
-A parser gets so much computing time. Then the kernel sends a signal, and the parser is interrupted in the middle of its
-regular expression. A parser that cannot be interrupted ends the process.
-"""
+"""Answers what vLLM's parsers read, on the standard streams. Only a confined process runs this. A parser gets so much
+computing time. Then the kernel sends a signal, and the parser is interrupted in the middle of its regular expression. A
+parser that cannot be interrupted ends the process."""
 
 import json
 import os

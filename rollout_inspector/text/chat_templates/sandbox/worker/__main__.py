@@ -1,7 +1,5 @@
-"""Starts the sandbox's program: ``python -I FOLDER/__main__.py BYTES``, with BYTES of memory.
-
-The folder is loaded as a package by its path. So ``sys.path`` stays as ``-I`` leaves it, without a folder of ours.
-"""
+"""Starts the sandbox's program: ``python -I FOLDER/__main__.py BYTES``, with BYTES of memory. The folder is loaded as a
+package by its path. So ``sys.path`` stays as ``-I`` leaves it, without a folder of ours."""
 
 import importlib
 import importlib.util

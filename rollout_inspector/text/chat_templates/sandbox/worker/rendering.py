@@ -1,8 +1,6 @@
-"""Renders one chat template with one conversation: plainly, or with the template line of every character.
-
-The Jinja environment is the one that ``transformers`` (5.19) builds for ``apply_chat_template``, except that the clock
-stands still.
-"""
+"""Renders one chat template with one conversation: plainly, or with the template line of every character. The Jinja
+environment is the one that ``transformers`` (5.19) builds for ``apply_chat_template``, except that the clock stands
+still."""
 
 import datetime
 import json

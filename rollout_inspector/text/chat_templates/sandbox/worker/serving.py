@@ -39,11 +39,9 @@ def answer(text: str, job: dict[str, Any], limit: bool = True, render: Render = 
 
 
 def answer_series(text: str, job: dict[str, Any]) -> dict[str, Any]:
-    """Many renders that share messages, as one job with one allowance of computing time.
-
-    Each outcome is a failure, or ``[characters kept from the text before it, the rest, tracked spans kept from those
-    before them, the ends of the rest]``.
-    """
+    """Many renders that share messages, as one job with one allowance of computing time. Each outcome is a failure, or
+    ``[characters kept from the text before it, the rest, tracked spans kept from those before them, the ends of the
+    rest]``."""
     base, messages, tools = job["variables"], job["messages"], job["tools"]
     outcomes: list[Any] = []
     before = ""
