@@ -79,7 +79,7 @@ def test_the_search_ends_on_the_page_without_closing_what_is_open(open_page: Ope
     do_job(check.job.pk)
     page.wait_for_selector("#diff-repair")
     expect(page.locator("#probe-user_append")).to_be_visible()
-    expect(page.locator("text=Copy the template")).to_be_visible()
+    expect(page.locator("text=Copy the template").first).to_be_visible()
 
 
 def test_the_matrix_fills_while_it_is_watched(open_page: Open, tiny_tokenizer: Path) -> None:
