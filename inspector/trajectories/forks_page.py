@@ -10,16 +10,19 @@ from django.urls import reverse
 from inspector.runs.launches.launch_form import setting_field, strategy_choices
 from inspector.trajectories.frame import TrajectoryHead, head_of
 from inspector.trajectories.place import PagePlace, View
+from inspector.trajectories.tokens.page_queries import table_of
 from inspector.web.access import may_write, reader_of
 from inspector.web.forms import PlainForm, code_area
 from inspector.web.twins import whole_number
-from rollout_inspector.streams.trajectory import FORKED
+from rollout_inspector.streams.trajectory import FORKED, ids_array
+from rollout_inspector.text.html.text import bytes_text
+from rollout_inspector.text.html.tokens import TokenPainter, painter_of
 from rollouts.jobs.forks import MAX_TEXT, ForkSettings
 from rollouts.jobs.launch import served_models
 from rollouts.sampling.engines import offered_engines
 from rollouts.store.chat_templates.chat_templates import newest_chat_templates
 from rollouts.store.models import Run, StoredTrajectory
-from rollouts.store.runs.forks import BreakEffect, ForkFigures, effects_of, fork_figures, forks_of
+from rollouts.store.runs.forks import BreakEffect, ForkBranch, ForkFigures, effects_of, fork_figures, forks_of
 
 MAX_TEMPLATES = 50
 FIRST_SETTINGS = ("row", "at", "samples", "temperature")
@@ -93,14 +96,14 @@ def forks_page(
     is_open = reader_of(request) is not None
     figures = fork_figures(forks_of(trajectory)) if is_open else []
     origin = trajectory.run.settings.get(FORKED) if is_open else None
+    painter = painter_of(table_of(trajectory.run.tokenizer)[0])
     page = ForksPage(
         **head_of(trajectory), forked_from=origin, effects=effects_of(figures), forks=figures,
         errors=form.sentences() if form is not None else {},
     )
     html = {
         "drawn_forks": [
-            (fork, _place_url(trajectory.code, fork.row, fork.offset), [(sample, *_urls(trajectory.code, sample.code))
-                                                                       for sample in fork.samples])
+            (fork, _place_url(trajectory.code, fork.row, fork.offset), *_drawn_samples(trajectory, fork, painter))
             for fork in figures
         ],
         "parent_url": _place_url(origin["trajectory"], origin["row"], origin["offset"]) if origin else "",
@@ -110,6 +113,24 @@ def forks_page(
         "form": (form or ForkForm(trajectory.run, initial=_initial(request))) if may_write(request) else None,
     }
     return page, html
+
+
+def _drawn_samples(
+    trajectory: StoredTrajectory, fork: ForkFigures, painter: TokenPainter
+) -> tuple[dict[str, Any] | None, list[Any]]:
+    """The tree of the continuations, with what its leaves draw; and the continuations that have no reply yet."""
+    samples = {sample.code: (sample, *_urls(trajectory.code, sample.code)) for sample in fork.samples}
+
+    def drawn(branch: ForkBranch) -> dict[str, Any]:
+        text = bytes_text(b"".join(piece or b"?" for piece in painter.pieces(ids_array(branch.ids))))
+        return {
+            "branch": branch, "text": text, "is_cut": branch.stop - branch.start > len(branch.ids),
+            "branches": [drawn(part) for part in branch.branches],
+            "samples": [] if branch.branches else [samples[code] for code in branch.samples if code in samples],
+        }
+
+    replied = fork.tree.samples if fork.tree else []
+    return drawn(fork.tree) if fork.tree else None, [drawn_sample for code, drawn_sample in samples.items() if code not in replied]
 
 
 def _initial(request: HttpRequest) -> dict[str, Any]:

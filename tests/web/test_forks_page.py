@@ -124,6 +124,37 @@ def test_the_api_refuses_the_same_and_answers_the_same(web: Client, trajectory: 
     assert len(web.get(at + "/forks").json()["forks"]) == 3
 
 
+def test_the_continuations_are_a_tree_of_their_replies(web: Client, trajectory: StoredTrajectory) -> None:
+    web.post(address(trajectory, "/new"), FIELDS | {"samples": "6"})
+    fork = Fork.objects.get()
+    finish(fork, [300, 301, 302], [300, 301, 302], [300, 305, 306], [300, 305], [400])
+    (of_fork,) = web.get(address(trajectory, ".json")).json()["forks"]
+    codes = [sample["code"] for sample in of_fork["samples"]]
+
+    def shape(branch: dict[str, Any]) -> Any:
+        samples = [codes.index(code) for code in branch["samples"]]
+        return branch["start"] - 150, branch["ids"], samples, [shape(one) for one in branch["branches"]]
+
+    assert shape(of_fork["tree"]) == (0, [], [0, 1, 2, 3, 4], [
+        (0, [300], [0, 1, 2, 3], [
+            (1, [301, 302], [0, 1], []), (1, [305], [2, 3], [(2, [306], [2], []), (2, [], [3], [])])
+        ]),
+        (0, [400], [4], []),
+    ])
+    assert of_fork["parts_at"] == 150 and of_fork["tree"]["reward_mean"] == 1.0
+    page = one_line(web.get(address(trajectory)))
+    assert "the reply ends" in page and page.count("/compare?with=") == 5 and page.count(">queued</a>") == 1
+
+
+def test_equal_continuations_are_one_branch_and_a_long_one_is_cut(web: Client, trajectory: StoredTrajectory) -> None:
+    web.post(address(trajectory, "/new"), FIELDS)
+    finish(Fork.objects.get(), [*range(300, 340)], [*range(300, 340)])
+    (of_fork,) = web.get(address(trajectory, ".json")).json()["forks"]
+    tree = of_fork["tree"]
+    assert of_fork["parts_at"] is None and tree["branches"] == [] and tree["stop"] - tree["start"] == 40
+    assert tree["ids"] == [*range(300, 324)] and "…</code>" in one_line(web.get(address(trajectory)))
+
+
 def test_a_viewer_sees_forks_and_asks_for_none(trajectory: StoredTrajectory, client: Client) -> None:
     viewer = make_member("vera", role="viewer")
     client.force_login(viewer)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +11,12 @@ from django.db.models import F
 
 from rollout_inspector.streams.figures import paired_difference, reward_mean
 from rollout_inspector.streams.prefix import common_prefix
-from rollout_inspector.streams.trajectory import FORKED, NO_IDS, Ids
+from rollout_inspector.streams.trajectory import FORKED, Ids
 from rollouts.store.models import ACTIVE, Fork, Run, StoredStep, StoredTrajectory
 from rollouts.store.token_arrays.reading import attach_steps, fork_prefix
 
 SUCCESS = 0.5  # The reward from which on a continuation counts as a success.
+MAX_BRANCH_IDS = 24  # Ids of a stretch that its branch names.
 MAX_FORKS = 50  # The newest forks of a trajectory that its page lists.
 
 
@@ -62,6 +63,24 @@ def forks_of(trajectory: StoredTrajectory) -> list[Fork]:
 
 
 @dataclass(frozen=True)
+class ForkBranch:
+    """A stretch of ids that some continuations have in common; behind it they part, or end."""
+
+    start: int
+    """Where it begins, as an offset in their rows."""
+    stop: int
+    """Where they part, or where the first reply of the policy ends."""
+    ids: list[int]
+    """The first 24 ids of the stretch; empty = a reply ends here, and others go on."""
+    samples: list[str]
+    """Codes of the trajectories that have it."""
+    reward_mean: float | None
+    """Of those that have ended and have a reward."""
+    branches: list[ForkBranch]
+    """What follows, the most frequent first; empty = these replies are equal to their end."""
+
+
+@dataclass(frozen=True)
 class ForkFigures:
     """A fork, and what its continuations came to."""
 
@@ -99,6 +118,8 @@ class ForkFigures:
     """The first token at which the continuations differ, as an offset in their rows; null = they do not."""
     samples: list[ForkSample]
     """Each continuation."""
+    tree: ForkBranch | None
+    """The first replies of the continuations, as a tree; null = there is none yet."""
 
 
 @dataclass(frozen=True)
@@ -194,28 +215,42 @@ def fork_figures(forks: Sequence[Fork]) -> list[ForkFigures]:
     for run, *values in stored.values_list("run", *columns):
         samples[run].append(ForkSample(*values))
     steps = StoredStep.objects.filter(trajectory__run__in=of_forks, index=0).annotate(run=F("trajectory__run"))
-    first: dict[int, list[Ids]] = defaultdict(list)
-    in_order = steps.select_related("tokens", "segment").order_by("trajectory__index")
-    for step in attach_steps(in_order, ("completion_ids",)):
-        first[step.run].append(step.tokens.completion_ids)  # type: ignore[attr-defined]
+    steps = steps.annotate(code=F("trajectory__code")).select_related("tokens", "segment")
+    first: dict[int, dict[str, Ids]] = defaultdict(dict)
+    for step in attach_steps(steps.order_by("trajectory__index"), ("completion_ids",)):
+        first[step.run][step.code] = step.tokens.completion_ids  # type: ignore[attr-defined]
     return [_figures(fork, samples[fork.pk], first[fork.pk]) for fork in forks]
 
 
-def _figures(fork: Fork, samples: list[ForkSample], completions: Sequence[Ids]) -> ForkFigures:
+def _figures(fork: Fork, samples: list[ForkSample], replies: Mapping[str, Ids]) -> ForkFigures:
     ended = [sample for sample in samples if sample.status == StoredTrajectory.Status.DONE]
-    rewards = [sample.reward for sample in ended if sample.reward is not None]
-    first = completions[0] if completions else NO_IDS
-    shared = min((common_prefix(first, other) for other in completions[1:]), default=None)
-    # All samples may be equal: then they never part.
-    parts = shared is not None and any(len(other) != len(first) or shared < len(first) for other in completions[1:])
+    rewards = {sample.code: sample.reward for sample in ended if sample.reward is not None}
     start = fork.n_shared + len(fork.tail_ids)
     n = len(ended) or None
+    tree = _branch(replies, list(replies), 0, start, rewards) if replies else None
     return ForkFigures(
         fork.run.code, fork.run.status, fork.row, fork.offset, fork.token_id, fork.text, fork.side,
         fork.finding, fork.pair, fork.run.n_expected, len(ended), fork.run.n_failed,
-        reward_mean(sum(rewards), len(rewards)),
+        reward_mean(sum(rewards.values()), len(rewards)),
         n and sum(sample.n_sampled for sample in ended) / n, n and sum(sample.n_steps for sample in ended) / n,
-        start + (shared or 0) if parts else None, samples,
+        tree.stop if tree and tree.branches else None, samples, tree,
+    )
+
+
+def _branch(
+    replies: Mapping[str, Ids], codes: list[str], at: int, start: int, rewards: Mapping[str, float]
+) -> ForkBranch:
+    """The tree of some replies that are equal up to ``at``; the first of them begins at ``start`` of a row."""
+    first = replies[codes[0]]
+    stop = at + min(common_prefix(first[at:], replies[code][at:]) for code in codes)
+    following: dict[int | None, list[str]] = defaultdict(list)
+    for code in codes:
+        following[int(replies[code][stop]) if stop < len(replies[code]) else None].append(code)
+    groups = sorted(following.values(), key=len, reverse=True) if len(following) > 1 else []
+    scored = [rewards[code] for code in codes if code in rewards]
+    return ForkBranch(
+        start + at, start + stop, first[at:stop][:MAX_BRANCH_IDS].tolist(), codes,
+        reward_mean(sum(scored), len(scored)), [_branch(replies, group, stop, start, rewards) for group in groups],
     )
 
 
