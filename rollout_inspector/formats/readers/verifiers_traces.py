@@ -269,10 +269,7 @@ def _step(
 
 
 def _is_whole(trace: Mapping[str, Any]) -> bool:
-    """Whether a trace tells the tools of each call, as since verifiers 0.4: on the root of its path.
-
-    Before that ``tools`` of the trace are those of its last call, or are not in the file.
-    """
+    """Whether a root has the tools of its calls, as since 0.4. Before, a trace has those of its last call, or none."""
     nodes = trace["nodes"] if isinstance(trace["nodes"], list) else []
     return "tools" in trace and (not trace["tools"] or any(has_keys(node, "tools") for node in nodes))
 
