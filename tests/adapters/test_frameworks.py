@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -21,7 +21,15 @@ from rollout_inspector.formats import Source, policy_versions
 from rollout_inspector.streams.trajectory import Trajectory
 from tests.adapters.conftest import FakeServer
 from tests.formats.published import importable, taken_from
-from tests.samples.writers import SOURCES, TOOL, agent_loop_output, same_row, same_steps, skyrl_batch, split
+from tests.samples.writers import (
+    SOURCES,
+    agent_loop_output,
+    same_row,
+    same_steps,
+    skyrl_batch,
+    split,
+    verifiers_traces,
+)
 
 
 @pytest.fixture
@@ -201,39 +209,6 @@ def test_skyrl_batches(server: FakeServer, stream: RolloutStream, monkeypatch: p
 
 
 # -- verifiers 0.4.0, prime-rl 0.5.0
-
-
-@contextlib.contextmanager
-def verifiers_traces() -> Iterator[tuple[Any, list[Any]]]:
-    """verifiers' own modules and a trace of each source."""
-    absent = ["anthropic", "prime_sandboxes", "tenacity", "aiohttp", "datasets", "mcp", "acp"]
-    with importable("verifiers", "verifiers.v1", "verifiers.v1.utils", absent=absent) as load:
-        kinds, graph, trace, episode = (load(f"verifiers.v1.{name}") for name in ("types", "graph", "trace", "episode"))
-
-        def message(value: Mapping[str, Any]) -> Any:
-            calls = [{"id": call["id"], **call["function"]} for call in value.get("tool_calls", ())]
-            role = {"system": "System", "user": "User", "assistant": "Assistant", "tool": "Tool"}[value["role"]]
-            return getattr(kinds, f"{role}Message")(**{**value, **({"tool_calls": calls} if calls else {})})
-
-        made = []
-        for value in SOURCES:
-            task = {"type": "T", "data": {}, "key": value.group}
-            one = trace.WireTrace(
-                task=task, agent={"config": {}}, rewards={"right": {"score": value.reward, "weight": 1}}
-            )
-            for step in value.steps:
-                assert step.request is not None
-                turn = graph.prepare_turn(one, [message(each) for each in step.request.messages], [kinds.Tool(**TOOL)])
-                tokens = kinds.TurnTokens(
-                    prompt_ids=step.prompt_ids.tolist(), completion_ids=step.completion_ids.tolist(),
-                    completion_logprobs=np.asarray(step.logprobs, dtype=np.float64).tolist(),
-                )
-                reply = message(step.reply or {})
-                turn.commit(
-                    kinds.Response(id="r", created=0, model="m", message=reply, finish_reason="stop", tokens=tokens)
-                )
-            made.append(one)
-        yield SimpleNamespace(trace=trace, episode=episode, kinds=kinds), made
 
 
 def test_verifiers_episodes_as_they_end(server: FakeServer, stream: RolloutStream) -> None:

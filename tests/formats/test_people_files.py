@@ -252,6 +252,9 @@ def test_a_failed_episode_says_so() -> None:
 def test_only_traces_without_tools_lack_them() -> None:
     assert read(jsonl(TRACE_04))[0] == "verifiers_traces" and not FORMATS["verifiers_traces"].lacks
     assert "Before verifiers 0.4" in FORMATS[read(jsonl(TRACE))[0]].lacks
+    # The shape of verifiers 0.3.1: the tools of the last call stand on the trace, and on no node.
+    older = changed(TRACE_04, "traces", 0, "nodes", 0, to=TRACE["traces"][0]["nodes"][0])
+    assert read(jsonl(older))[0] == "verifiers_traces_0_3"
 
 
 # -- metadata

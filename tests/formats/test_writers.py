@@ -23,7 +23,15 @@ from rollout_inspector.formats.writers.exports import EXPORTS, rows_of, write
 from rollout_inspector.streams.trajectory import Trajectory
 from tests.conftest import ROOT
 from tests.formats.published import importable, taken_from
-from tests.samples.writers import SOURCES, TOOL, agent_loop_output, same_row, same_steps, skyrl_batch, split
+from tests.samples.writers import (
+    SOURCES,
+    agent_loop_output,
+    same_row,
+    same_steps,
+    skyrl_batch,
+    split,
+    verifiers_traces,
+)
 
 
 def imported(name: str, data: bytes | Path) -> list[Trajectory]:
@@ -148,38 +156,20 @@ def test_trl_completions(tmp_path: Path) -> None:
 
 
 def test_verifiers_episodes(tmp_path: Path) -> None:
-    absent = ["anthropic", "prime_sandboxes", "tenacity", "aiohttp", "datasets", "mcp", "acp"]
-    with importable("verifiers", "verifiers.v1", "verifiers.v1.utils", absent=absent) as load:
-        kinds, graph, trace, episode = (load(f"verifiers.v1.{name}") for name in ("types", "graph", "trace", "episode"))
-        store = load("verifiers.v1.utils.trace_store")
-
-        def message(value: Mapping[str, Any]) -> Any:
-            calls = [{"id": call["id"], **call["function"]} for call in value.get("tool_calls", ())]
-            more = {"tool_calls": calls} if calls else {}
-            role = {"system": "System", "user": "User", "assistant": "Assistant", "tool": "Tool"}[value["role"]]
-            return getattr(kinds, f"{role}Message")(**{**value, **more})
-
-        for value in SOURCES:
-            task = {"type": "T", "data": {}, "key": value.group}
-            made = trace.WireTrace(
-                task=task, agent={"config": {}}, rewards={"right": {"score": value.reward, "weight": 1}}
-            )
-            for step in value.steps:
-                assert step.request is not None
-                turn = graph.prepare_turn(made, [message(one) for one in step.request.messages], [kinds.Tool(**TOOL)])
-                tokens = kinds.TurnTokens(
-                    prompt_ids=step.prompt_ids.tolist(), completion_ids=step.completion_ids.tolist(),
-                    completion_logprobs=np.asarray(step.logprobs, dtype=np.float64).tolist(),
-                )
-                reply = message(step.reply or {})
-                turn.commit(
-                    kinds.Response(id="r", created=0, model="m", message=reply, finish_reason="stop", tokens=tokens)
-                )
+    """The second schema of traces, which prime-rl writes too: what a call was is in ``calls``, not on its node."""
+    with verifiers_traces() as (modules, traces):
+        store = modules.load("verifiers.v1.utils.trace_store")
+        for made, value in zip(traces, SOURCES, strict=True):
             for node in made.nodes:
                 if node.sampled:
                     node.advantages = [0.5] * len(node.logprobs)
                     node.trainer_logprobs = [2 * one for one in node.logprobs]
-            store.write_episode(tmp_path, episode.WireEpisode(id=value.external_id, task=task, traces=[made]))
+            store.write_episode(
+                tmp_path, modules.episode.WireEpisode(id=value.external_id, task=made.task, traces=[made])
+            )
+    (written,) = json.loads((tmp_path / "traces.jsonl").read_bytes().splitlines()[0])["traces"]
+    assert not any("finish_reason" in node for node in written["nodes"])
+    assert written["calls"][0].keys() >= {"model", "error"} and written["calls"][-1].keys() >= {"usage", "node"}
     for one, value in zip(imported("verifiers_traces", tmp_path / "traces.jsonl"), SOURCES, strict=True):
         same_steps(one, value, places=1e-4)  # the writer rounds
         assert (one.external_id, one.group, one.reward) == (value.external_id, value.group, value.reward)
@@ -187,6 +177,11 @@ def test_verifiers_episodes(tmp_path: Path) -> None:
             assert step.request is not None and other.request is not None
             assert step.request.messages == other.request.messages and step.request.tools == other.request.tools
             assert step.reply == other.reply
+            assert (step.finish_reason, step.temperature) == ("stop", 0.5)
+            usage, endpoint = step.extra["call"]["usage"], step.extra["call"]["endpoint"]
+            assert (usage["completion_tokens"], endpoint) == (len(other.completion_ids), "/chat/completions")
+        (call,) = one.extra["calls"]
+        assert (call["error"]["status_code"], call["error"]["message"]) == (503, "busy")
         (row,), (other_row,) = one.rows, rows_of(value)
         assert row.ids.tolist() == other_row.ids.tolist() and row.loss_mask.tolist() == other_row.loss_mask.tolist()
         assert row.columns["advantages"].tolist() == (0.5 * row.loss_mask).tolist()

@@ -52,7 +52,8 @@ def servers(vllm_available: bool, tiny_tokenizer: Path, tmp_path_factory: pytest
     folder = tmp_path_factory.mktemp("servers")
     environment = {**os.environ, "VLLM_NO_USAGE_STATS": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1",
                    "TORCHDYNAMO_DISABLE": "1"}
-    ways: dict[str, list[str]] = {"/v1/completions": [], "/inference/v1/generate": ["--enable-scale-out"]}
+    ways: dict[str, list[str]] = {"/v1/completions": [], "/inference/v1/generate": [
+        "--enable-scale-out", "--enable-auto-tool-choice", "--tool-call-parser", "hermes"]}
     held = {name: HeldPort() for name in ways}
     ports = {name: port.number for name, port in held.items()}
     processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -347,3 +348,48 @@ def test_every_dialect_of_a_real_server_is_recorded(start: Start, servers: Serve
     assert values["ids"].prompt_ids.tolist() == [5, 6, 7] and values["ids"].completion_ids.size == 4
     codec = load(tiny_tokenizer)
     assert codec.decode(chat.completion_ids).startswith(chat.reply["content"][:5])  # type: ignore[index]
+
+
+def test_published_clients_see_what_they_see_without_the_recorder(
+    start: Start, servers: Servers, tiny_tokenizer: Path
+) -> None:
+    """Every call of each client, streamed or not, is a step with the engine's own ids."""
+    packages = Path(os.environ.get("INSPECTOR_TEST_CLIENTS") or Path(sys.prefix) / "clients")
+    if not (packages / "litellm").is_dir():
+        missing(f"{packages} has no litellm: `make .venv/.installed-dev` installs requirements-clients.txt into it")
+    direct = servers.urls["/inference/v1/generate"]
+    register_tokenizer(tiny_tokenizer, "demo")
+    process, said = start(direct, "--tokenizer", "demo")
+    urls = [f"{direct}/v1", f"{said['url'].removesuffix('/v1')}/session/{{}}/v1"]
+    environment = {**os.environ, "PYTHONPATH": str(packages), "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    script = str(Path(__file__).with_name("clients.py"))
+    ran = subprocess.run(
+        [sys.executable, script, *urls], capture_output=True, text=True, timeout=900, env=environment
+    )
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    plain, seen = json.loads(ran.stdout.splitlines()[-1]).values()
+    assert seen == plain and len(seen) == 7
+    counts = stop(process)
+    n_calls = sum(map(len, seen.values()))
+    assert (counts["calls"], counts["stored"], counts["without_ids"]) == (n_calls, n_calls, len(seen["anthropic"]))
+    assert (counts["unread"], counts["not_recorded"]) == (0, {})
+    values = {one.external_id: load_trajectory(one) for one in Run.objects.get(code=said["run"]).trajectories.all()}
+    assert values.keys() == seen.keys()
+    for name, answers in seen.items():
+        steps = values[name].steps
+        assert any(calls for _, calls in answers) and len(steps) == len(answers), name
+        kept, wanted = [], []
+        for step, (text, calls) in zip(steps, answers, strict=True):
+            reply: Any = step.reply
+            functions = [call["function"] for call in reply.get("tool_calls") or ()]
+            told = [(one["name"], json.loads(one["arguments"])) for one in functions]
+            kept.append((reply.get("content") or "", told, step.prompt_ids.tolist(), step.completion_ids.tolist()))
+            assert step.request is not None and step.request.tools
+            body = {"model": "demo", "messages": list(step.request.messages), "tools": list(step.request.tools),
+                    "temperature": 0, "max_tokens": 48, "return_token_ids": True}
+            engine = ask(f"{direct}/v1/chat/completions", body)
+            ids = engine["prompt_token_ids"], engine["choices"][0]["token_ids"]
+            ids = ([], []) if name == "anthropic" else ids  # no server tells ids in its dialect
+            wanted.append((text, [(function, json.loads(arguments)) for function, arguments in calls], *ids))
+        assert kept == wanted, name
+        assert any("84" in str(one.get("content")) for one in steps[-1].request.messages)  # type: ignore[union-attr]

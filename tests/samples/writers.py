@@ -1,6 +1,9 @@
 """Rollouts in the types of the frameworks that write them."""
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any, Optional
 
 import numpy as np
@@ -9,7 +12,7 @@ from pydantic import BaseModel
 
 from rollout_inspector.formats.writers.exports import rows_of
 from rollout_inspector.streams.trajectory import Request, Step, Trajectory
-from tests.formats.published import taken_from
+from tests.formats.published import importable, taken_from
 
 TOOL = {"name": "calc", "description": "Adds.", "parameters": {"type": "object", "properties": {}}}
 
@@ -105,3 +108,44 @@ def agent_loop_output() -> type[BaseModel]:
     )
     kind: type[BaseModel] = made.AgentLoopOutput
     return kind
+
+
+@contextlib.contextmanager
+def verifiers_traces() -> Iterator[tuple[Any, list[Any]]]:
+    """verifiers' own modules and a trace of each source, with the record of each call, and of one that failed."""
+    absent = ["anthropic", "prime_sandboxes", "tenacity", "aiohttp", "datasets", "mcp", "acp"]
+    with importable("verifiers", "verifiers.v1", "verifiers.v1.utils", absent=absent) as load:
+        kinds, graph, trace, episode = (load(f"verifiers.v1.{name}") for name in ("types", "graph", "trace", "episode"))
+
+        def message(value: Mapping[str, Any]) -> Any:
+            calls = [{"id": call["id"], **call["function"]} for call in value.get("tool_calls", ())]
+            role = {"system": "System", "user": "User", "assistant": "Assistant", "tool": "Tool"}[value["role"]]
+            return getattr(kinds, f"{role}Message")(**{**value, **({"tool_calls": calls} if calls else {})})
+
+        made = []
+        for value in SOURCES:
+            task = {"type": "T", "data": {}, "key": value.group}
+            one = trace.WireTrace(
+                task=task, agent={"config": {}}, rewards={"right": {"score": value.reward, "weight": 1}}
+            )
+            for step in value.steps:
+                assert step.request is not None
+                turn = graph.prepare_turn(one, [message(each) for each in step.request.messages], [kinds.Tool(**TOOL)])
+                prompt, completion = step.prompt_ids.tolist(), step.completion_ids.tolist()
+                tokens = kinds.TurnTokens(
+                    prompt_ids=prompt, completion_ids=completion,
+                    completion_logprobs=np.asarray(step.logprobs, dtype=np.float64).tolist(),
+                )
+                reply = message(step.reply or {})
+                node = turn.commit(
+                    kinds.Response(id="r", created=0, model="m", message=reply, finish_reason="stop", tokens=tokens)
+                )
+                usage = kinds.Usage(prompt_tokens=len(prompt), completion_tokens=len(completion))
+                failed = trace.ModelCall(model="m", error=trace.Error(type="E", message="busy", status_code=503))
+                one.calls += [failed] if node == 2 else []
+                one.calls.append(
+                    trace.ModelCall(node=node, model="m", sampling={"temperature": 0.5}, endpoint="/chat/completions",
+                                    finish_reason="stop", usage=usage)
+                )
+            made.append(one)
+        yield SimpleNamespace(trace=trace, episode=episode, kinds=kinds, load=load), made

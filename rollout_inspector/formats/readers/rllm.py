@@ -24,10 +24,8 @@ def read(source: Source) -> Iterator[Trajectory | Rejected]:
 
 
 def _session_id(value: Mapping[str, Any], number: int) -> str:
-    session_id = value.get("session_id")
-    return (
-        shapes.text(value.get("trace_id") if session_id is None else session_id, "session_id", 200) or f"line-{number}"
-    )
+    session_id = value.get("trace_id") if value.get("session_id") is None else value["session_id"]
+    return shapes.text(session_id, "session_id", 200) or f"line-{number}"
 
 
 def _add_line(session: Session, value: dict[str, Any]) -> None:

@@ -48,13 +48,15 @@ def _episode(value: Any, number: int, added: Annotations | None = None) -> list[
         reward, parts = _reward(trace, value)
         steps, rows = _steps_and_rows(trace, where, decoded, _policy(work))
         name = episode or shapes.text(trace.get("id"), f"{where}.id", 180) or f"line-{number}"
+        calls = [call for call in trace.get("calls") or () if call.get("node") is None]  # they failed, and made no node
         trajectories.append(
             Trajectory(
                 f"{name}-{n}" if len(traces) > 1 else name, steps, rows, reward=reward, reward_parts=parts,
                 stop_reason=shapes.text(trace.get("stop_condition"), f"{where}.stop_condition", 60),
                 error=shapes.error_text(trace.get("errors") or trace.get("error") or value.get("errors")),
                 group=_group(trace, value), training_step=_training_step(trace, work),
-                extra=extra | shapes.rest(trace, ("nodes", "calls", "rewards", "reward", "stop_condition")),
+                extra=extra | shapes.rest(trace, ("nodes", "calls", "rewards", "reward", "stop_condition"))
+                | ({"calls": calls} if calls else {}),
             )
         )
     return trajectories
@@ -159,8 +161,7 @@ def _steps_and_rows(
         node_index = shapes.whole(call.get("node"), f"{where}.calls[{n}].node", least=0)
         if node_index is not None:
             calls[node_index] = call
-    # Before 0.4 the tools are not in the file. From 0.4 on, each root has those that were rendered on its paths.
-    is_whole = "tools" in trace and (not trace["tools"] or any("tools" in node for node in nodes))
+    is_whole = _is_whole(trace)
     paths: list[_Path] = []
     steps: list[Step] = []
     columns: list[dict[str, Floats]] = []
@@ -265,10 +266,15 @@ def _step(
     return step, columns
 
 
+def _is_whole(trace: Mapping[str, Any]) -> bool:
+    """Whether a root has the tools of its calls, as since 0.4. Before, a trace has those of its last call, or none."""
+    nodes = trace["nodes"] if isinstance(trace["nodes"], list) else []
+    return "tools" in trace and (not trace["tools"] or any(has_keys(node, "tools") for node in nodes))
+
+
 def _detect_whole(values: Sequence[Any]) -> bool:
-    """Whether the tools that were rendered are in the file, as since verifiers 0.4."""
     traces = values[0].get("traces", [values[0]]) if detect(values) else []
-    return any("tools" in trace for trace in traces[:1])
+    return any(_is_whole(trace) for trace in traces[:1])
 
 
 def detect(values: Sequence[Any]) -> bool:
@@ -282,8 +288,8 @@ FORMATS = (
     Format("verifiers_traces", "verifiers v1 and prime-rl traces", _detect_whole, read, reads_alone=True),
     Format(
         "verifiers_traces_0_3", "verifiers v1 and prime-rl traces before verifiers 0.4", detect, read,
-        "Before verifiers 0.4 the tools are not in the file, so what follows from a message or a template is not "
-        "decidable.",
+        "Before verifiers 0.4 a file does not tell the tools of each call, so what follows from a message or a "
+        "template is not decidable.",
         reads_alone=True,
     ),
 )
