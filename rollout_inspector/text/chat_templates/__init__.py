@@ -9,7 +9,7 @@ from rollout_inspector.text.chat_templates.repair.search import Repair, find_rep
 from rollout_inspector.text.chat_templates.sandbox.prefetching_renderer import PrefetchingRenderer
 from rollout_inspector.text.chat_templates.sandbox.render import TemplateRenderer, renderer
 
-VERSION = 8  # Raise it when a check can come out differently: stored reports of older versions are then stale.
+VERSION = 9  # Raise it when a check can come out differently: stored reports of older versions are then stale.
 
 __all__ = [
     "VERSION",

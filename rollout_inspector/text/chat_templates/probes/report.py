@@ -29,6 +29,7 @@ class Purpose(StrEnum):
     PER_MESSAGE = "message by message"  # Rendering each message alone and joining equals rendering the conversation.
     MASKS = "masks from generation tags"  # ``{% generation %}`` marks exactly what the model sampled.
     REPRODUCIBLE = "no date in the render"  # No date in the render, one BOS.
+    CLIENTS = "what clients send"  # The forms of messages that clients and agents really send are rendered alike.
     FACTS = "good to know"  # Properties that neither pass nor fail for training.
 
 
