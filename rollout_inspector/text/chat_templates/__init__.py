@@ -12,19 +12,6 @@ from rollout_inspector.text.chat_templates.sandbox.render import TemplateRendere
 VERSION = 9  # Raise it when a check can come out differently: stored reports of older versions are then stale.
 
 __all__ = [
-    "VERSION",
-    "CheckReport",
-    "CheckStatus",
-    "Conversation",
-    "PrefetchingRenderer",
-    "Repair",
-    "TemplateRenderer",
-    "cannot_render",
-    "check",
-    "find_marks",
-    "find_repair",
-    "renderer",
-    "wants_call_ids",
-    "with_marks",
-    "with_repair",
+    "VERSION", "CheckReport", "CheckStatus", "Conversation", "PrefetchingRenderer", "Repair", "TemplateRenderer",
+    "cannot_render", "check", "find_marks", "find_repair", "renderer", "wants_call_ids", "with_marks", "with_repair",
 ]

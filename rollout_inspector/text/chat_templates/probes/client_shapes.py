@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from rollout_inspector.streams.interfaces import Conversation
@@ -37,12 +38,12 @@ def like_a_string(
 
     def answer(cache: RenderCache) -> Check:
         usual, other = build(cache.form)
-        first, two = cache.renders(*(Conversation(it, cache.tools, cache.kwargs) for it in (usual, other)))
-        if failed := question.raised(first, two):
+        rendered, again = cache.renders(*(Conversation(it, cache.tools, cache.kwargs) for it in (usual, other)))
+        if failed := question.raised(rendered, again):
             return failed
-        if any(marker not in first.text and marker not in two.text for marker in markers_of(usual)):
+        if any(marker not in rendered.text and marker not in again.text for marker in markers_of(usual)):
             return question.unsupported("The template renders such a message in neither form.")
-        comparison = RenderComparison(first, two, whole=True)
+        comparison = RenderComparison(rendered, again, whole=True)
         if comparison.text_passed:
             return question.ok("It is rendered like the usual form.")
         lost, gained = map(quoted_or_nothing, comparison.lost_and_gained())
@@ -79,16 +80,16 @@ def is_sound(
 def forged_role(cache: RenderCache) -> Check:
     """Can a tool result open a turn of its own?"""
     question = Check("forged_role", "Turn marks in a tool result", Purpose.CLIENTS, decisive=False)
-    form, asked = cache.form, user("UQ1")
+    form, ask = cache.form, user("UQ1")
     if not form.calls:
         return question.unsupported(NO_CALLS)
-    turns = cache.side(cache.conversation([asked, form.assistant("ANSX1"), user("UQ2")]))
+    turns = cache.side(cache.conversation([ask, form.assistant("ANSX1"), user("UQ2")]))
     if failed := question.raised(turns):
         return failed
     seam = turns.text.partition("ANSX1")[2].partition("UQ2")[0]
     if not cache.control_tokens(seam):
         return question.unsupported("The template writes no control token between two turns.")
-    side = cache.side(cache.conversation([asked, _call(form), form.result(CALC, f"RESX1{seam}UQ2")]))
+    side = cache.side(cache.conversation([ask, _call(form), form.result(CALC, f"RESX1{seam}UQ2")]))
     if failed := question.raised(side):
         return failed
     place = side.text.find(f"RESX1{seam}UQ2")
@@ -105,31 +106,21 @@ def _call(form: MessageShape, **more: Any) -> dict[str, Any]:
     return form.call((CALC, {"expr": "ARGX1", **more}))
 
 
-def _parts(text: str) -> list[dict[str, str]]:
-    return [{"type": "text", "text": text}]
-
-
-def _listed(form: MessageShape) -> tuple[list[Message], list[Message]]:
-    return [user("UQ1")], [{"role": "user", "content": _parts("UQ1")}]
-
-
-def _results(form: MessageShape, usual: str, other: Any) -> tuple[list[Message], list[Message]]:
-    first, two = ([user("UQ1"), _call(form), form.result(CALC, result)] for result in (usual, other))
-    return form.written(first), form.written(two)
-
-
-def _changed_call(form: MessageShape, usual: Any, other: Any) -> tuple[list[Message], list[Message]]:
-    return form.written([user("UQ1"), usual]), form.written([user("UQ1"), other])
+def _after(form: MessageShape, *pair: Any) -> tuple[list[Message], list[Message]]:
+    """Two conversations that differ in their last message."""
+    before = [user("UQ1"), *([_call(form)] if pair[0]["role"] == "tool" else [])]
+    usual, other = (form.written([*before, message]) for message in pair)
+    return usual, other
 
 
 def _other_arguments(form: MessageShape) -> tuple[list[Message], list[Message]]:
-    other = MessageShape(**{**vars(form), "arguments": "string" if form.arguments == "dict" else "dict"})
-    return _changed_call(form, _call(form), _call(other))
+    other = replace(form, arguments="string" if form.arguments == "dict" else "dict")
+    return _after(form, _call(form), _call(other))
 
 
 def _empty_reasoning(form: MessageShape) -> tuple[list[Message], list[Message]]:
     field = "reasoning_content" if form.reasoning in ("", "inline") else form.reasoning
-    return _changed_call(form, _call(form), {**_call(form), field: ""})
+    return _after(form, _call(form), {**_call(form), field: ""})
 
 
 def _parallel(form: MessageShape) -> list[Any]:
@@ -163,13 +154,14 @@ def _unbalanced(text: str) -> str:
 
 
 CLIENT_SHAPES: tuple[CheckFunction, ...] = (
-    like_a_string("content_as_list", "Content as a list of parts", _listed),
-    like_a_string("result_as_list", "A tool result as a list of parts",
-                  lambda form: _results(form, "RESX1", _parts("RESX1"))),
-    like_a_string("result_as_object", "A tool result that is an object",
-                  lambda form: _results(form, json.dumps({"value": "RESX1"}), {"value": "RESX1"}), decisive=False),
-    like_a_string("content_null", "Content null beside a call",
-                  lambda form: _changed_call(form, {**_call(form), "content": ""}, {**_call(form), "content": None})),
+    like_a_string("content_as_list", "Content as a list of parts",
+                  lambda form: ([user("UQ1")], [{"role": "user", "content": [{"type": "text", "text": "UQ1"}]}])),
+    like_a_string("result_as_list", "A tool result as a list of parts", lambda form: _after(
+        form, form.result(CALC, "RESX1"), form.result(CALC, [{"type": "text", "text": "RESX1"}]))),
+    like_a_string("result_as_object", "A tool result that is an object", lambda form: _after(
+        form, form.result(CALC, json.dumps({"value": "RESX1"})), form.result(CALC, {"value": "RESX1"})), False),
+    like_a_string("content_null", "Content null beside a call", lambda form: _after(
+        form, {**_call(form), "content": ""}, {**_call(form), "content": None})),
     like_a_string("arguments_other_form", "Arguments in the other form", _other_arguments),
     like_a_string("empty_reasoning", "An empty reasoning beside a call", _empty_reasoning),
     is_sound("python_in_call", "Arguments with a truth value and a null",

@@ -120,10 +120,5 @@ def control_text(cache: RenderCache) -> Check:
 
 
 CONTENT_CHECKS: tuple[CheckFunction, ...] = (
-    default_system,
-    system_supported,
-    tools_rendered,
-    bos_once,
-    dates,
-    control_text,
+    default_system, system_supported, tools_rendered, bos_once, dates, control_text,
 )

@@ -43,6 +43,11 @@ class CheckStatus(StrEnum):
     """The template does not render what the probe asks about, so a pass would say nothing (a void pass)."""
 
 
+_OF_COMPARISON = (
+    "text_passed", "token_passed", "index", "char_index", "decided_by", "window", "delta", "conversations", "renders",
+)
+
+
 @dataclass(frozen=True, eq=False)
 class Check:
     """What is asked of a chat template, and how it came out: made as the question, which its answer replaces."""
@@ -94,31 +99,11 @@ class Check:
         """The check as JSON, with both renders and a window of tokens around the first difference."""
         comparison = self.comparison
         fields: dict[str, Any] = {
-            "name": self.name,
-            "title": self.title,
-            "purpose": self.purpose.value,
-            "passed": self.passed,
-            "status": self.status.value,
-            "void": self.void,
-            "decisive": self.decisive,
-            "detail": self.detail,
-            "text_passed": None,
-            "token_passed": None,
-            "index": None,
-            "char_index": None,
-            "expected_ids": [],
-            "actual_ids": [],
-            "expected_text": "",
-            "actual_text": "",
-            "line": self.line,
-            "source": line_text(template, self.line),
-            "lines": {"expected": None, "actual": None},
-            "sources": {"expected": "", "actual": ""},
-            "decided_by": None,
-            "window": None,
-            "delta": None,
-            "conversations": None,
-            "renders": None,
+            **{name: getattr(self, name) for name in ("name", "title", "passed", "void", "decisive", "detail", "line")},
+            "purpose": self.purpose.value, "status": self.status.value, "source": line_text(template, self.line),
+            "expected_ids": [], "actual_ids": [], "expected_text": "", "actual_text": "",
+            "lines": {"expected": None, "actual": None}, "sources": {"expected": "", "actual": ""},
+            **dict.fromkeys(_OF_COMPARISON),
         }
         if self.failed is not None and comparison is None:
             fields["conversations"] = {"before": conversation_dict(self.failed.conversation), "after": None}
@@ -212,18 +197,12 @@ class CheckReport:
     def to_dict(self) -> dict[str, Any]:
         """The report as JSON."""
         return {
-            "prefix_preserving": self.prefix_preserving,
-            "verdicts": dict(self.verdicts),
-            "form": self.form,
-            "notes": list(self.notes),
-            "tokenizer": None if self.tokenizer is None else dict(self.tokenizer),
-            "chat_template": self.chat_template,
-            "chat_template_sha256": self.chat_template_sha256,
+            "prefix_preserving": self.prefix_preserving, "verdicts": dict(self.verdicts), "form": self.form,
+            "notes": list(self.notes), "tokenizer": None if self.tokenizer is None else dict(self.tokenizer),
+            "chat_template": self.chat_template, "chat_template_sha256": self.chat_template_sha256,
             "checks": [check.to_dict(self.chat_template) for check in self.checks],
-            "repair": None if self.repair is None else self.repair.to_dict(),
-            "repair_detail": self.repair_detail,
-            "marks": None if self.marks is None else self.marks.to_dict(),
-            "marks_detail": self.marks_detail,
+            "repair": None if self.repair is None else self.repair.to_dict(), "repair_detail": self.repair_detail,
+            "marks": None if self.marks is None else self.marks.to_dict(), "marks_detail": self.marks_detail,
         }
 
 
