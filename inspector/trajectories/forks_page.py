@@ -130,7 +130,8 @@ def _drawn_samples(
         }
 
     replied = fork.tree.samples if fork.tree else []
-    return drawn(fork.tree) if fork.tree else None, [drawn_sample for code, drawn_sample in samples.items() if code not in replied]
+    waiting = [sample for code, sample in samples.items() if code not in replied]
+    return drawn(fork.tree) if fork.tree else None, waiting
 
 
 def _initial(request: HttpRequest) -> dict[str, Any]:

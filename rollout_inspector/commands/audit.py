@@ -2,7 +2,8 @@
 
 import sys
 import time
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, Namespace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--ray-address", default="auto", metavar="HOST:PORT", help="default: the cluster that runs here"
     )
+    parser.add_argument("--index", type=Path, help=SUPPRESS)  # what is opened where it lies: keep findings there too
     add_tokenizer_options(parser)
     parser.add_argument("--input-format", default="auto", metavar="NAME", help=f"auto, or one of: {', '.join(FORMATS)}")
     parser.add_argument("--training-step", default="", metavar="N", help="the training step of all that is read")
@@ -112,7 +114,11 @@ def _results(options: Namespace, todo: Todo, settings: AuditSettings) -> Done:
         return iter(())
     if options.on == "ray":
         return on_ray(todo, settings, options.ray_address)
-    return on_processes(todo, settings, options.processes)
+    if options.index is None:
+        return on_processes(todo, settings, options.processes)
+    from rollout_inspector.opened.check_all import audit_and_keep
+
+    return on_processes(todo, settings, options.processes, partial(audit_and_keep, options.index))
 
 
 def as_text(summary: dict[str, Any], path: Path) -> str:

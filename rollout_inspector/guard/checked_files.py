@@ -224,10 +224,12 @@ def _trains_stop(trajectory: Trajectory, diagnosis: Diagnosis, codec: Codec | No
     return None if not ends else "stop_token_untrained" not in kinds or not ends.isdisjoint(codec.special_ids)
 
 
-def diagnosis_of(trajectory: Trajectory, codec: Codec | None, renderer: Renderer | None) -> Diagnosis:
+def diagnosis_of(
+    trajectory: Trajectory, codec: Codec | None, renderer: Renderer | None, encode_rows: bool = False
+) -> Diagnosis:
     """The diagnosis of one trajectory. A fault of the diagnosis itself becomes a finding, never an exception."""
     try:
-        return examine(trajectory, codec, lambda sha256: _renderer_of(sha256, renderer), encode_rows=False)
+        return examine(trajectory, codec, lambda sha256: _renderer_of(sha256, renderer), encode_rows=encode_rows)
     except Exception as error:
         return failed_diagnosis(f"The diagnosis itself failed on this trajectory ({type(error).__name__}: {error}).")
 

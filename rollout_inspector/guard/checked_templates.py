@@ -19,6 +19,7 @@ PURPOSES = {
     "per-message": Purpose.PER_MESSAGE,
     "masks": Purpose.MASKS,
     "dates": Purpose.REPRODUCIBLE,
+    "clients": Purpose.CLIENTS,
 }
 """The word of an option -> the purpose that it names."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from stat import S_ISREG
@@ -128,10 +128,16 @@ def _pieces(file: Path, format_name: str, n_bytes: int) -> Iterator[dict[str, An
         yield whole
 
 
-def audit(shard: AuditShard, settings: AuditSettings) -> pa.Table:
-    """Read and diagnose what a shard holds. Returns a table of :data:`SCHEMA`. The same shard and settings make the
-    same table on any machine. What cannot be read becomes a row that says why. Raises ``OSError`` when a file is not
-    there as it was cut, ``ValueError`` when the tokenizer cannot be used."""
+def audit(
+    shard: AuditShard, settings: AuditSettings,
+    keep: Callable[[dict[str, Any], Trajectory, Diagnosis], object] = lambda *_: None,
+) -> pa.Table:
+    """Read and diagnose what a shard holds. Returns a table of :data:`SCHEMA`.
+
+    ``keep`` is called with the piece, the trajectory and its diagnosis, whose findings the table holds shortened.
+    The same shard and settings make the same table on any machine. What cannot be read becomes a row that says why.
+    Raises ``OSError`` when a file is not there as it was cut, ``ValueError`` when the tokenizer cannot be used.
+    """
     codec, renderer = tools_of(settings.tokenizer, settings.template)
     fallback = renderer.chat_template_sha256 if renderer is not None else ""
     rows: list[dict[str, Any]] = []
@@ -145,6 +151,7 @@ def audit(shard: AuditShard, settings: AuditSettings) -> pa.Table:
                     rows.append(unread_row(name, item.line, item.reason))
                     continue
                 diagnosis = diagnosis_of(item, codec, renderer)
+                keep(piece, item, diagnosis)
                 rows.append(_row(name, line, place, format_name, item, diagnosis, fallback))
                 place += 1
         except FileRefused as refusal:

@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 
 from rollout_inspector import formats
-from rollout_inspector.diagnose.checks import Outcome
+from rollout_inspector.diagnose.checks import Diagnosis, Outcome
 from rollout_inspector.diagnose.finding import Finding
 from rollout_inspector.formats import FORMATS, FileRefused, Format, Rejected, Source
 from rollout_inspector.formats.containers.cutting import holds_lines
@@ -44,13 +44,20 @@ FIRST_SECONDS = 1.0
 FOLLOW_SECONDS = 2.0  # Pause before the files are looked at again.
 STILL_SECONDS = 5.0  # A file that is read as a whole is read again when nothing was written to it for so long.
 BATCH = 500
-_VERSION = 2
+_VERSION = 3
 _TAIL_BYTES = 64
 _UNREAD, _READ, _REFUSED = range(3)
 _COLUMNS = (
     "id, file, at, state, name, line, problem, reward, prompt_group, training_step, stop_reason, error, n_steps, "
-    "n_rows, n_tokens, n_sampled"
+    "n_rows, n_tokens, n_sampled, n_trained, own"
 )
+_CHECKED = """
+    WITH listed AS (SELECT id, coalesce(own, name) AS name, row_number() OVER (
+        PARTITION BY coalesce(own, name) ORDER BY id) AS nth FROM trajectory WHERE file = ? AND state = 1),
+      checked_ones AS (SELECT rowid AS place, name, row_number() OVER (
+        PARTITION BY name ORDER BY start, n) AS nth FROM checked WHERE path = ?)
+    SELECT place, id FROM checked_ones JOIN listed USING (name, nth)
+"""
 _LINES = "SELECT trajectory.*, path, format, way, is_document FROM trajectory JOIN file ON file.id = file"
 
 
@@ -252,6 +259,8 @@ class FileIndex:
             key, file["id"], at, _READ, candidate, line, "", trajectory.reward, trajectory.group,
             trajectory.training_step, trajectory.stop_reason, trajectory.error, len(trajectory.steps), len(rows),
             n_new_tokens(trajectory), trajectory.n_sampled,
+            sum(row.n_trained for row in trajectory.rows) if trajectory.rows else trajectory.n_sampled,
+            None if candidate == name else name,
         )
 
     def _keep(self, batch: list[tuple[Any, ...]]) -> None:
@@ -306,14 +315,43 @@ class FileIndex:
     def diagnosed(self, key: int) -> tuple[list[Finding], dict[str, Outcome]]:
         """The findings of a trajectory and what each check came to: made when they are first asked for, then kept."""
         (line,) = self.all("SELECT findings, checks FROM trajectory WHERE id = ?", key)
-        if line["findings"] is None:
-            diagnosis = diagnosis_of(self.load(key), self.codec, self.renderer)
-            data = msgspec.json.encode(diagnosis.findings, enc_hook=lambda array: array.tolist())
-            change = (data, json.dumps(diagnosis.checks), key)
-            self._write("UPDATE trajectory SET findings = ?, checks = ? WHERE id = ?", [change])
-            return list(diagnosis.findings), diagnosis.checks
-        findings = msgspec.json.decode(line["findings"], type=list[Finding], dec_hook=lambda _, ids: ids_array(ids))
-        return findings, json.loads(line["checks"])
+        if line["findings"] is not None:
+            return read_diagnosis(line)
+        diagnosis = self.diagnose(key, self.load(key))
+        return list(diagnosis.findings), diagnosis.checks
+
+    def diagnose(self, key: int, trajectory: Trajectory, encode_rows: bool = False) -> Diagnosis:
+        """Diagnose a trajectory of the list, and keep what was found. ``encode_rows``: as of ``examine``."""
+        diagnosis = diagnosis_of(trajectory, self.codec, self.renderer, encode_rows)
+        self._write("UPDATE trajectory SET findings = ?, checks = ? WHERE id = ?", [(*written(diagnosis), key)])
+        return diagnosis
+
+    def take_checked(self) -> None:
+        """Take over what was found by those that check all (``check_all``), of each file that is checked to its end.
+
+        A finding belongs to the trajectory of the same id, and where a file has an id twice, to that in the same order.
+        """
+        for file in self.all("SELECT DISTINCT file.* FROM checked JOIN file USING (path, changed)"):
+            (n_checked,) = self.all("SELECT count(*) FROM checked WHERE path = ?", file["path"])[0]
+            (n_read,) = self.all("SELECT count(*) FROM trajectory WHERE file = ? AND state = 1", file["id"])[0]
+            if n_checked == n_read:
+                pairs = self.all(_CHECKED, file["id"], file["path"])
+                values = "SELECT findings, checks FROM checked WHERE rowid = ?"
+                self._write(f"UPDATE trajectory SET (findings, checks) = ({values}) WHERE id = ?", pairs)
+                self._write("DELETE FROM checked WHERE path = ?", [(file["path"],)])
+
+
+def written(diagnosis: Diagnosis) -> tuple[bytes, str]:
+    """Findings and checks, as the index keeps them."""
+    return (
+        msgspec.json.encode(diagnosis.findings, enc_hook=lambda array: array.tolist()), json.dumps(diagnosis.checks),
+    )
+
+
+def read_diagnosis(line: sqlite3.Row) -> tuple[list[Finding], dict[str, Outcome]]:
+    """What :func:`written` wrote, from a line of the index."""
+    findings = msgspec.json.decode(line["findings"], type=list[Finding], dec_hook=lambda _, ids: ids_array(ids))
+    return findings, json.loads(line["checks"])
 
 
 def _cache_folder(key: str) -> Path:

@@ -13,12 +13,11 @@ from django.db import transaction
 
 from rollout_inspector.formats import Source
 from rollout_inspector.guard.audit_settings import AuditSettings
-from rollout_inspector.opened.index import FileIndex
+from rollout_inspector.opened.index import FileIndex, read_diagnosis
 from rollout_inspector.refusal import Refusal
-from rollouts.jobs.diagnosis import diagnosis_for
 from rollouts.jobs.imports.imports import FileImport
 from rollouts.store.models import Run, StoredTrajectory
-from rollouts.store.runs.opened import add_opened, is_filled, take_place
+from rollouts.store.runs.opened import add_checked, add_opened, is_filled, take_place
 from rollouts.store.runs.rejections import add_rejections
 from rollouts.store.runs.runs import beat, delete_trajectories, end_run
 from rollouts.store.trajectories.trajectories import ids_and_codes
@@ -51,7 +50,7 @@ def fill(record: StoredTrajectory) -> None:
     with transaction.atomic():
         delete_trajectories([record.pk])
         file_import = FileImport(record.run, Source.of_bytes(b""), 0, record.index, False, lambda: None)
-        file_import.store([trajectory], [diagnosis_for(trajectory, record.run)])
+        file_import.store([trajectory], [index.diagnose(line["id"], trajectory, encode_rows=True)])
         take_place(record)
 
 
@@ -60,7 +59,7 @@ def follow(run: Run, stop: threading.Event) -> None:
     index = _index(os.getpid())
     reader = threading.Thread(target=index.follow, args=(stop,), daemon=True)
     reader.start()
-    names, is_ended = {name for name, _ in ids_and_codes(run)}, False
+    names, checked, is_ended = {name for name, _ in ids_and_codes(run)}, set[int](), False
     while not stop.is_set():
         is_read = index.is_read.is_set()
         read_names = [row["name"] for row in index.all("SELECT name FROM trajectory WHERE state = 1 ORDER BY id")]
@@ -70,6 +69,8 @@ def follow(run: Run, stop: threading.Event) -> None:
             add_opened(run, lines, index.formats())
             beat(run)
         names.update(fresh)
+        index.take_checked()
+        note_checked(run, index, checked)
         if is_read and not is_ended and not run.n_rejected:
             for rejected in index.rejected():
                 add_rejections(run, rejected.file, [rejected])
@@ -82,11 +83,23 @@ def follow(run: Run, stop: threading.Event) -> None:
     reader.join()
 
 
+def note_checked(run: Run, index: FileIndex, noted: set[int]) -> None:
+    """Add to the list of a run what the index knows of findings. ``noted``: keys whose findings it has."""
+    keys = [row["id"] for row in index.all("SELECT id FROM trajectory WHERE findings IS NOT NULL ORDER BY id")]
+    fresh = [key for key in keys if key not in noted]
+    for start in range(0, len(fresh), BATCH):
+        part = fresh[start : start + BATCH]
+        query = f"SELECT name, findings, checks FROM trajectory WHERE id IN ({','.join('?' * len(part))})"
+        add_checked(run, {line["name"]: read_diagnosis(line) for line in index.all(query, *part)})
+        noted.update(part)
+
+
 def begin(what: str) -> str:
     """Begin to ``check`` all files or to ``import`` them into the user's own server; returns where it ends."""
     opened, logs = opened_files(), settings.INSPECTOR_DATA / "logs"
     audit = settings.INSPECTOR_DATA.parent / "audit"
-    command = ["audit", "--output", str(audit)] if what == "check" else ["import_rollouts"]
+    check = ["audit", "--output", str(audit), "--index", str(audit.parent)]
+    command = check if what == "check" else ["import_rollouts"]
     command += ["--tokenizer", opened["tokenizer"]] * bool(opened["tokenizer"])
     environment = {name: os.environ[name] for name in os.environ.keys() - {"INSPECTOR_DATA", "INSPECTOR_OPENED"}}
     with (logs / f"{what}.log").open("ab") as log:
@@ -94,5 +107,6 @@ def begin(what: str) -> str:
             [sys.executable, "-m", "rollout_inspector", *command, "--", *opened["paths"]], stdout=log, stderr=log,
             cwd=opened["folder"], env={**environment, **opened["environment"]},
         )
-    place = f"Findings will be in {audit}." if what == "check" else "It will be a run of your own server."
+    sentence = f"Findings appear in the list, and as tables in {audit}."
+    place = sentence if what == "check" else "It will be a run of your own server."
     return f"{place} {logs / what}.log tells how it ends."

@@ -21,15 +21,7 @@ from rollout_inspector.formats import Source, policy_versions
 from rollout_inspector.streams.trajectory import Trajectory
 from tests.adapters.conftest import FakeServer
 from tests.formats.published import importable, taken_from
-from tests.samples.writers import (
-    SOURCES,
-    agent_loop_output,
-    same_row,
-    same_steps,
-    skyrl_batch,
-    split,
-    verifiers_traces,
-)
+from tests.samples.writers import SOURCES, agent_loop_output, same_row, same_steps, skyrl_batch, split, verifiers_traces
 
 
 @pytest.fixture

@@ -23,15 +23,7 @@ from rollout_inspector.formats.writers.exports import EXPORTS, rows_of, write
 from rollout_inspector.streams.trajectory import Trajectory
 from tests.conftest import ROOT
 from tests.formats.published import importable, taken_from
-from tests.samples.writers import (
-    SOURCES,
-    agent_loop_output,
-    same_row,
-    same_steps,
-    skyrl_batch,
-    split,
-    verifiers_traces,
-)
+from tests.samples.writers import SOURCES, agent_loop_output, same_row, same_steps, skyrl_batch, split, verifiers_traces
 
 
 def imported(name: str, data: bytes | Path) -> list[Trajectory]:

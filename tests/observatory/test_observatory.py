@@ -6,41 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from rollout_inspector.text.chat_templates.sandbox.render import TemplateRenderer
 from tests.samples.guard import PLAIN, REWRITES
-from tools.observatory.client_shapes import SHAPES, outcomes
 from tools.observatory.observe import family_of, main
 
 NULL = PLAIN.replace("{{ m.content }}", "{{ m.content or '' }}")
-FORMS = {
-    "content_null": (NULL, PLAIN),
-    "arguments_text": (PLAIN, PLAIN.replace("{{ m.tool_calls }}", "{{ m.tool_calls[0].function.arguments | tojson }}")),
-    "arguments_object": (PLAIN.replace("{{ m.tool_calls }}", "{{ m.tool_calls | tojson }}"), PLAIN),
-    "parallel_calls": (PLAIN, PLAIN.replace("{{ m.tool_calls }}", "{{ m.tool_calls[0] }}")),
-    "tools_not_sent_again": (PLAIN, PLAIN.replace("{%- if m.tool_calls %}", "{%- if m.tool_calls and tools %}")),
-    "forged_role": (PLAIN.replace("{{ m.content }}", "{{ m.content | replace('<|', '< |') }}"), PLAIN),
-    "turn_marks": (PLAIN, PLAIN.replace("<|im_end|>", "{% if not loop.last %}<|im_end|>{% endif %}")),
-    "empty_reasoning": (
-        PLAIN, PLAIN.replace("{{ m.content }}", "{% if m.reasoning_content is defined %}<think></think>{% endif %}"
-                                                "{{ m.content }}"),
-    ),
-    "content_parts": (PLAIN, PLAIN.replace("{{ m.content }}", "{{ m.content if m.content is string else '' }}")),
-    "result_parts": (PLAIN, PLAIN.replace("{{ m.content }}", "{{ m.content if m.content is string else '' }}")),
-    "long_id": (PLAIN, "{% for m in messages %}{% if m.tool_calls and m.tool_calls[0].id | length > 40 %}"
-                       "{{ raise_exception('The id is too long.') }}{% endif %}{% endfor %}" + PLAIN),
-}
-"""Name of a shape -> the smallest template that takes it, and one that does not."""
-
-
-@pytest.mark.parametrize("shape", [name for name, *_ in SHAPES])
-def test_every_shape_has_a_template_that_takes_it_and_one_that_does_not(shape: str) -> None:
-    def status(template: str) -> str:
-        (found,) = (one for one in outcomes(TemplateRenderer(None, template)) if one.shape == shape)
-        assert (found.detail == "") is (found.status == "ok")
-        return found.status
-
-    takes, does_not = FORMS[shape]
-    assert (status(takes), status(does_not) != "ok") == ("ok", True)
 
 
 def test_a_folder_becomes_a_site_and_its_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -55,6 +24,7 @@ def test_a_folder_becomes_a_site_and_its_json(tmp_path: Path, capsys: pytest.Cap
     assert len(values) == 4 and values["again.jinja"]["same"] == ["plain1.jinja"]
     rewrites = values["plain2.jinja"]["purposes"]["TITO with tool results"]
     assert rewrites["safe"] is False and rewrites["line"] == 3 and "loop.last" in rewrites["source"]
+    assert {"forged_role", "turn_marks"} <= {shape["shape"] for shape in values["plain2.jinja"]["shapes"]}
     assert values["broken.jinja"]["error"] and values["broken.jinja"]["purposes"] == {}
     for value in values.values():
         for verdict in value["purposes"].values():

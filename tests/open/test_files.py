@@ -6,6 +6,8 @@ import io
 import json
 import os
 import sys
+from collections import Counter
+from functools import partial
 from html import unescape
 from pathlib import Path
 
@@ -17,11 +19,13 @@ import pytest
 import rollout_inspector
 from rollout_inspector import formats
 from rollout_inspector.commands.main import main
+from rollout_inspector.diagnose.finding import Severity
 from rollout_inspector.formats import FORMATS, Source
 from rollout_inspector.formats.containers.line_places import line_places
 from rollout_inspector.formats.writers.exports import rows_of
+from rollout_inspector.guard.shard_audit import cut_files
 from rollout_inspector.opened import index as opened_index
-from rollout_inspector.opened.index import FileIndex
+from rollout_inspector.opened.index import FileIndex, read_diagnosis
 from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.trajectory import Row, Step, Trajectory, ids_array
 from tests.conftest import ROOT
@@ -118,6 +122,34 @@ def test_findings_are_kept(tmp_path: Path) -> None:
     assert [finding.kind for finding in index.diagnosed(line["id"])[0]] == kinds
     with pytest.raises(Refusal, match="changed since 'a'"):
         index.load(line["id"])
+
+
+def test_an_audit_of_opened_files_is_what_they_tell_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    bad = Row(ids_array([1, 2, 3]), np.array([False, True], np.bool_))
+    for name, data in {**FILES, "rows.jsonl": own_line(Trajectory("a", rows=(bad,)))}.items():
+        (tmp_path / name).write_bytes(data)
+    index, output = FileIndex([tmp_path]), tmp_path_factory.mktemp("audit")
+    names = read_all(index)
+    monkeypatch.setattr("rollout_inspector.commands.audit.cut_files", partial(cut_files, n_bytes=400))
+    options = ["--output", str(output), "--index", str(index.folder), "--processes", "1"]
+    assert main(["audit", str(tmp_path), *options]) == 0
+    query = "SELECT id, findings, checks FROM trajectory WHERE state = 1 AND findings IS NOT NULL"
+    assert not index.all(query)
+    index.take_checked()
+    checked = {row["id"]: read_diagnosis(row) for row in index.all(query)}
+    assert len(checked) == len(names) and not index.all("SELECT * FROM checked")
+    monkeypatch.setenv("ROLLOUT_INSPECTOR_CACHE", str(tmp_path_factory.mktemp("other")))
+    other = FileIndex([tmp_path])
+    assert read_all(other) == names
+    kinds = Counter[str]()
+    for key, (findings, checks) in checked.items():
+        computed = other.diagnosed(key)
+        assert ([str(one) for one in findings], checks) == ([str(one) for one in computed[0]], computed[1])
+        kinds.update({one.kind for one in findings if (one.kind, one.severity) != ("not_decidable", Severity.INFO)})
+    counts = json.loads((output / "audit.json").read_text())["kinds"]
+    assert kinds == {kind: count["trajectories"] for kind, count in counts.items()} and kinds["length_mismatch"]
 
 
 def test_a_missing_package_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

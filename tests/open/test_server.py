@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from django.urls import reverse
 import rollout_inspector
 from rollout_inspector.formats.writers.exports import rows_of
 from rollout_inspector.opened.index import FileIndex
+from rollout_inspector.streams.trajectory import Row, Trajectory, ids_array
 from rollouts.jobs import opened
 from rollouts.store.models import Run, default_project
 from rollouts.store.runs.opened import add_opened, opened_run
@@ -124,6 +126,8 @@ def test_the_command_serves_pages_over_a_read_only_folder(tmp_path: Path, cache:
     folder.mkdir()
     lines = [changed(GYM, "_ng_task_index", to=n) for n in range(30)]
     (folder / "gym.jsonl").write_bytes(jsonl(*lines))
+    bad = Row(ids_array([1, 2, 3]), np.array([False, True], np.bool_))
+    (folder / "bad.jsonl").write_bytes(own_line(Trajectory("bad", rows=(bad,))))
     folder.chmod(0o555)
     names = ("PATH", "HOME", "LD_LIBRARY_PATH", "TMPDIR", "ROLLOUT_INSPECTOR_CACHE")
     environment = {name: os.environ[name] for name in names if name in os.environ}
@@ -141,18 +145,24 @@ def test_the_command_serves_pages_over_a_read_only_folder(tmp_path: Path, cache:
         path = f"/runs/{run['code']}"
         wait_until(lambda: visitor.ask(f"{path}.json").json()["run"]["status"] == "done", 120, "all lines are listed")
         listed = visitor.ask(f"{path}.json").json()["trajectories"]
-        assert len(listed) == 30
+        assert len(listed) == 31
         list_page = visitor.ask(path).text
         assert all(words in list_page for words in ("Check all", "Import for good", "not read yet", "is checked when"))
-        page = visitor.ask(f"/trajectories/{listed[7]['code']}")
+        page = visitor.ask(f"/trajectories/{listed[8]['code']}")
         assert page.status_code == 200 and "toks" in page.text
         (folder).chmod(0o755)
         (folder / "more.jsonl").write_bytes(jsonl(*[changed(GYM, "_ng_task_index", to=n) for n in range(50, 55)]))
-        wait_until(lambda: visitor.ask(f"{path}.json").json()["run"]["trajectories"] == 35, 120, "it grew")
+        wait_until(lambda: visitor.ask(f"{path}.json").json()["run"]["trajectories"] == 36, 120, "it grew")
         assert visitor.submit(f"{path}/check-files").status_code == 302
         (data,) = cache.glob("rollout-inspector/*")
-        wait_until(lambda: (data / "audit" / "findings.parquet").exists(), 180, "all is checked")
-        assert sorted(entry.name for entry in folder.iterdir()) == ["gym.jsonl", "more.jsonl"] and not own.exists()
+        wait_until(lambda: (data / "audit" / "audit.json").exists(), 180, "all is checked")
+        wait_until(lambda: "not read yet" not in visitor.ask(path).text, 60, "the list tells what was found")
+        listed = visitor.ask(f"{path}.json").json()["trajectories"]
+        counts = Counter(kind for one in listed for kind in one["kinds"] if kind != "not_decidable")
+        kinds = json.loads((data / "audit" / "audit.json").read_text())["kinds"]
+        assert counts == {kind: count["trajectories"] for kind, count in kinds.items()} and counts["length_mismatch"]
+        assert {entry.name for entry in folder.iterdir()} == {"bad.jsonl", "gym.jsonl", "more.jsonl"}
+        assert not own.exists()
         process.send_signal(signal.SIGINT)
         assert process.wait(60) in (0, 130, -signal.SIGINT)
         wait_until(lambda: not processes_of(data / "server"), 60, "no process is left behind")

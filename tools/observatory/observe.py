@@ -12,7 +12,6 @@ import time
 from argparse import ArgumentParser
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict
 from difflib import SequenceMatcher
 from functools import partial
 from html import escape
@@ -26,10 +25,9 @@ from rollout_inspector.guard.checked_templates import NamedTemplate, check_templ
 from rollout_inspector.guard.template_lock import LOCK_TIME
 from rollout_inspector.outputs import whole_file
 from rollout_inspector.refusal import Refusal
+from rollout_inspector.text.chat_templates.jinja_source.scan import deciding_condition, line_text
 from rollout_inspector.text.chat_templates.probes.report import Check, CheckReport, CheckStatus, Purpose, outcome_of
 from rollout_inspector.text.chat_templates.repair.search import find_repair
-from rollout_inspector.text.chat_templates.sandbox.render import TemplateRenderer
-from tools.observatory.client_shapes import outcomes
 
 PURPOSES = [purpose for purpose in Purpose if purpose is not Purpose.FACTS]
 MAX_CANDIDATES = 60
@@ -55,9 +53,10 @@ def cause(check: Check | None, report: CheckReport) -> dict[str, Any]:
     """The line of the template that decides on a broken check; empty without one."""
     if check is None:
         return {"cause": "", "line": None, "source": ""}
-    value = check.to_dict(report.chat_template)
-    decided = value["decided_by"] or {"line": value["line"], "source": value["source"]}
-    return {"cause": check.detail, "line": decided["line"], "source": decided["source"]}
+    line, other = check.comparison.lines if check.comparison is not None else (check.line, None)
+    condition = deciding_condition(report.chat_template, line, other)
+    line = condition.line if condition is not None else line
+    return {"cause": check.detail, "line": line, "source": line_text(report.chat_template, line)}
 
 
 def missing(group: Sequence[Check]) -> str:
@@ -81,7 +80,11 @@ def look(path: str, root: Path, repairs: bool) -> dict[str, Any]:
         value["error"] = checked.error
         if (report := checked.report) is not None:
             value["purposes"] = {purpose.value: purpose_value(purpose, report) for purpose in PURPOSES}
-            value["shapes"] = [asdict(outcome) for outcome in outcomes(TemplateRenderer(None, text, LOCK_TIME))]
+            value["shapes"] = [
+                {"shape": check.name, "about": check.title, "status": check.status.value, "detail": check.detail,
+                 "line": cause(check, report)["line"]}
+                for check in report.checks if check.purpose is Purpose.CLIENTS
+            ]
             if repairs:
                 repair, value["repair_detail"] = find_repair(None, report, n_candidates=MAX_CANDIDATES)
                 value["repair"] = None if repair is None else {"diff": repair.diff, "fixes": list(repair.fixes)}
@@ -134,7 +137,7 @@ def observe(folder: Path, repairs: bool = False, processes: int | None = None) -
             first = by_text.setdefault(hashlib.sha256(Path(path).read_bytes()).digest(), path)
             same.setdefault(first, []).append(Path(path).relative_to(root).as_posix())
     with ProcessPoolExecutor(processes or os.cpu_count()) as pool:
-        values = list(pool.map(partial(look, root=root, repairs=repairs), same, chunksize=4))
+        values = list(pool.map(partial(look, root=root, repairs=repairs), same))
     for value, names in zip(values, same.values(), strict=True):
         value["same"] = names[1:]
     values.sort(key=lambda value: (value["family"], value["name"]))
@@ -166,7 +169,7 @@ def index_html(found: Mapping[str, Any]) -> str:
     lines = []
     for n, value in enumerate(found["templates"]):
         cells = "".join(_cell(value["purposes"].get(purpose.value)) for purpose in PURPOSES)
-        broken = sum(shape["status"] != "ok" for shape in value["shapes"])
+        broken = sum(shape["status"] in ("broken", "raises") for shape in value["shapes"])
         lines.append(f"<tr><td><a href='{n}.html'>{escape(value['name'])}</a></td>{cells}"
                      f"<td>{broken} of {len(value['shapes'])}</td></tr>")
     changes = "".join(

@@ -60,9 +60,7 @@ class Source:
         self.on_line: Callable[[], None] = _nothing  # Called before each line. It may raise to stop the reading.
 
     @classmethod
-    def of_path(
-        cls, path: str | Path, name: str | None = None, alone: bool = False, buffer: int = 1 << 20
-    ) -> Source:
+    def of_path(cls, path: str | Path, name: str | None = None, alone: bool = False, buffer: int = 1 << 20) -> Source:
         """A file where it lies. ``alone``: no file beside it is read, because its folder is not its owner's.
         ``buffer``: bytes that are read at once, of which a short part of a file needs few. Raises :class:`FileRefused`
         when there is no such file or it cannot be read."""

@@ -9,22 +9,9 @@ from rollout_inspector.text.chat_templates.repair.search import Repair, find_rep
 from rollout_inspector.text.chat_templates.sandbox.prefetching_renderer import PrefetchingRenderer
 from rollout_inspector.text.chat_templates.sandbox.render import TemplateRenderer, renderer
 
-VERSION = 8  # Raise it when a check can come out differently: stored reports of older versions are then stale.
+VERSION = 9  # Raise it when a check can come out differently: stored reports of older versions are then stale.
 
 __all__ = [
-    "VERSION",
-    "CheckReport",
-    "CheckStatus",
-    "Conversation",
-    "PrefetchingRenderer",
-    "Repair",
-    "TemplateRenderer",
-    "cannot_render",
-    "check",
-    "find_marks",
-    "find_repair",
-    "renderer",
-    "wants_call_ids",
-    "with_marks",
-    "with_repair",
+    "VERSION", "CheckReport", "CheckStatus", "Conversation", "PrefetchingRenderer", "Repair", "TemplateRenderer",
+    "cannot_render", "check", "find_marks", "find_repair", "renderer", "wants_call_ids", "with_marks", "with_repair",
 ]

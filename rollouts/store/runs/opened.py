@@ -1,17 +1,19 @@
 """Trajectories of files that are shown where they lie: a line of the list each, and the rest when it is looked at."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from django.db import transaction
 
+from rollout_inspector.diagnose.finding import Finding
 from rollout_inspector.streams.trajectory import Trajectory
 from rollouts.store import models
 from rollouts.store.runs.runs import create_run, recount, start_run
+from rollouts.store.trajectories.findings import replace_findings
 from rollouts.store.trajectories.save_trajectories import bump_run, save_trajectories
 
 OPENED = "opened"  # In the settings of a run: the files that its trajectories are read from.
-_FIGURES = ("n_steps", "n_rows", "n_tokens", "n_sampled")
+_FIGURES = ("n_steps", "n_rows", "n_tokens", "n_sampled", "n_trained")
 
 
 def opened_run(paths: Sequence[str], **fields: Any) -> models.Run:
@@ -36,7 +38,16 @@ def add_opened(run: models.Run, lines: Sequence[Any], formats: Sequence[str]) ->
             for name in _FIGURES:
                 setattr(record, name, line[name])
         models.StoredTrajectory.objects.bulk_update(records, _FIGURES, batch_size=100)
-        bump_run(run, {}, **{name: sum(line[name] for line in lines) for name in _FIGURES})
+        bump_run(run, {}, **{name: sum(line[name] for line in lines) for name in _FIGURES[:-1]})
+
+
+def add_checked(run: models.Run, diagnoses: Mapping[str, tuple[Sequence[Finding], Mapping[str, Any]]]) -> None:
+    """Add to the list what was found, and what each check came to, in trajectories by their id that nobody opened."""
+    with transaction.atomic():
+        records = list(run.trajectories.filter(external_id__in=list(diagnoses), checks__isnull=True))
+        for record in records:
+            record.checks = dict(diagnoses[record.external_id][1])
+        replace_findings(run, [(record, diagnoses[record.external_id][0]) for record in records])
 
 
 def is_filled(record: models.StoredTrajectory) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 from rollout_inspector.streams.interfaces import Conversation, RenderFailed
 from rollout_inspector.streams.snippets import quoted
 from rollout_inspector.streams.trajectory import Message
+from rollout_inspector.text.chat_templates.probes.client_shapes import CLIENT_SHAPES
 from rollout_inspector.text.chat_templates.probes.compare import RenderComparison
 from rollout_inspector.text.chat_templates.probes.content_checks import CONTENT_CHECKS
 from rollout_inspector.text.chat_templates.probes.conversations import (
@@ -148,7 +149,7 @@ def all_probes(cache: RenderCache, conversation: Sequence[Message] | None = None
 def all_checks(cache: RenderCache, conversation: Sequence[Message] | None = None) -> list[CheckFunction]:
     """Every check of a template, in the order of the report."""
     probes = (partial(check_append, probe) for probe in all_probes(cache, conversation))
-    return [check_tito_post, *probes, *DELTA_CHECKS, *CONTENT_CHECKS, generation_masks]
+    return [check_tito_post, *probes, *DELTA_CHECKS, *CONTENT_CHECKS, *CLIENT_SHAPES, generation_masks]
 
 
 def make_render_cache(
@@ -207,7 +208,7 @@ def cannot_render(
     """Why no check of a template can be made, as one sentence; empty = checks can be made. A template that raises can
     be checked: it may want other messages than these."""
     simplest = Conversation([{"role": "user", "content": "UQ1"}], tools, kwargs)
-    outcome = renderer.render_many([simplest])[0]
+    outcome = renderer.render_many([simplest], lines=True)[0]
     return outcome.error if outcome.kind in _BROKEN else ""
 
 

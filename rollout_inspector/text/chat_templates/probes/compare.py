@@ -37,7 +37,7 @@ class CharacterCodec:
         return "".join(chr(int(i)) for i in ids)
 
     def encode(self, text: str) -> Ids:
-        return np.array([ord(char) for char in text], dtype=np.int32)
+        return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.int32)
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
         return [self.encode(text) for text in texts]

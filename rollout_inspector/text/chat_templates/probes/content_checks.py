@@ -1,16 +1,11 @@
-"""Checks of what a render holds: system prompts, tools, BOS, dates, and content in other forms."""
+"""Checks of what a render holds: system prompts, tools, BOS, dates, control tokens."""
 
-import json
 import re
-from collections.abc import Callable
 
-from rollout_inspector.streams.interfaces import Conversation
 from rollout_inspector.streams.prefix import common_length
 from rollout_inspector.streams.recorded_renders import NOW
-from rollout_inspector.streams.snippets import quoted, quoted_or_nothing
-from rollout_inspector.streams.trajectory import Message
-from rollout_inspector.text.chat_templates.probes.compare import RenderComparison
-from rollout_inspector.text.chat_templates.probes.message_shape import CALC, TOOLS, MessageShape, system, user
+from rollout_inspector.streams.snippets import quoted
+from rollout_inspector.text.chat_templates.probes.message_shape import TOOLS, system, user
 from rollout_inspector.text.chat_templates.probes.render_cache import CheckFunction, RenderCache
 from rollout_inspector.text.chat_templates.probes.report import Check, Purpose
 
@@ -124,56 +119,6 @@ def control_text(cache: RenderCache) -> Check:
     return question.broken(detail, line=side.rendered.line_at(start))
 
 
-def content_form(
-    name: str, title: str, build: Callable[[MessageShape], tuple[list[Message], list[Message]]]
-) -> CheckFunction:
-    """The check whether content in another form is rendered like the same content as a string. ``build`` returns the
-    conversation with the string, then the one in the other form."""
-    question = Check(name, title, Purpose.FACTS, decisive=False)
-
-    def answer(cache: RenderCache) -> Check:
-        first, two = cache.renders(*(Conversation(it, cache.tools, cache.kwargs) for it in build(cache.form)))
-        if failed := question.raised(first, two):
-            return failed
-        comparison = RenderComparison(first, two, whole=True)
-        if comparison.text_passed:
-            return question.ok("It is rendered like a string.")
-        lost, gained = map(quoted_or_nothing, comparison.lost_and_gained())
-        return question.broken(f"It is rendered in another way: {gained} in place of {lost}.", comparison=comparison)
-
-    return answer
-
-
-def _listed(form: MessageShape) -> tuple[list[Message], list[Message]]:
-    return [user("UQ1")], [{"role": "user", "content": [{"type": "text", "text": "UQ1"}]}]
-
-
-def _dict_result(form: MessageShape) -> tuple[list[Message], list[Message]]:
-    call, value = form.call((CALC, {"expr": "ARGX1"})), {"value": "RESX1"}
-    as_text, other = ([user("UQ1"), call, form.result(CALC, result)] for result in (json.dumps(value), value))
-    return form.written(as_text), form.written(other)
-
-
-def _null_content(form: MessageShape) -> tuple[list[Message], list[Message]]:
-    call = form.call((CALC, {"expr": "ARGX1"}))
-    return form.written([user("UQ1"), {**call, "content": ""}]), form.written([user("UQ1"), {**call, "content": None}])
-
-
-def _other_arguments(form: MessageShape) -> tuple[list[Message], list[Message]]:
-    other = MessageShape(**{**vars(form), "arguments": "string" if form.arguments == "dict" else "dict"})
-    call = (CALC, {"expr": "ARGX1"})
-    return form.written([user("UQ1"), form.call(call)]), form.written([user("UQ1"), other.call(call)])
-
-
 CONTENT_CHECKS: tuple[CheckFunction, ...] = (
-    default_system,
-    system_supported,
-    tools_rendered,
-    bos_once,
-    dates,
-    control_text,
-    content_form("content_as_list", "Content as a list of parts", _listed),
-    content_form("result_as_object", "A tool result that is an object", _dict_result),
-    content_form("content_null", "Content null beside a call", _null_content),
-    content_form("arguments_other_form", "Arguments in the other form", _other_arguments),
+    default_system, system_supported, tools_rendered, bos_once, dates, control_text,
 )

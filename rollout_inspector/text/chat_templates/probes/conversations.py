@@ -128,7 +128,7 @@ def thinking_switch(chat_template: str) -> str | None:
     """The kwarg that turns thinking on and off, if a condition of the template reads one."""
     for name in ("enable_thinking", "thinking"):
         reads = re.compile(rf"\b(?:not|if|and|or|elif) {name}\b|(?<!\. ){name} is\b")
-        for piece in scan(chat_template):
+        for piece in scan(chat_template) if name in chat_template else ():
             # Words inside a string, such as the message of an exception, are no condition.
             if reads.search(" ".join("''" if token.kind == "string" else token.text for token in piece.tokens)):
                 return name

@@ -118,9 +118,7 @@ def per_message(cache: RenderCache) -> Check:
 
 
 DELTA_CHECKS: tuple[CheckFunction, ...] = (
-    seam,
-    fixed_base("fixed_base_call", "Delta on a dummy base that ends in a call", in_call=True),
+    seam, fixed_base("fixed_base_call", "Delta on a dummy base that ends in a call", in_call=True),
     fixed_base("fixed_base_user", "Delta on a dummy base that ends in a user turn", in_call=False),
-    generation_prompt_written,
-    per_message,
+    generation_prompt_written, per_message,
 )

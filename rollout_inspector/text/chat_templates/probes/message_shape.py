@@ -132,21 +132,22 @@ def find_message_shape(
 ) -> tuple[MessageShape, dict[MessageShape, str]]:
     """The first form in which a call and its result are rendered, and the error of each refused form."""
     unread = _reads_parts_alone(renderer, tools, kwargs)
-    forms, conversations = zip(*candidates(bool(unread), tools, kwargs), strict=True)
-    outcomes = renderer.render_many(conversations)
+    shapes = candidates(bool(unread), tools, kwargs)
     refused: dict[MessageShape, str] = {MessageShape(): unread} if unread else {}
     rendered: list[MessageShape] = []
     chosen: MessageShape | None = None
-    for form, outcome in zip(forms, outcomes, strict=True):
-        if outcome.error:
-            refused[form] = outcome.error
-            continue
-        rendered.append(form)
-        if "ARGX1" in outcome.text and "RESX1" in outcome.text:
-            chosen = form
-            break
+    for part in (shapes[:1], shapes[1:]):  # most templates take the plainest
+        outcomes = [] if chosen else renderer.render_many([conversation for _, conversation in part], lines=True)
+        for (form, _), outcome in zip(part, outcomes, strict=False):
+            if outcome.error:
+                refused[form] = outcome.error
+                continue
+            rendered.append(form)
+            if "ARGX1" in outcome.text and "RESX1" in outcome.text:
+                chosen = form
+                break
     if chosen is None:
-        chosen = replace(rendered[0] if rendered else forms[0], calls=False)
+        chosen = replace(rendered[0] if rendered else shapes[0][0], calls=False)
     return _with_reasoning(renderer, chosen, tools, kwargs), refused
 
 
@@ -156,7 +157,7 @@ def _reads_parts_alone(
     """What the template does with content that is a string, if it renders only lists of parts; else empty."""
     messages = [user("UQ1"), MessageShape().assistant("ANSX1")]
     forms = (MessageShape(), MessageShape(parts=True))
-    plain, parts = renderer.render_many([Conversation(form.written(messages), tools, kwargs) for form in forms])
+    plain, parts = renderer.render_many([Conversation(form.written(messages), tools, kwargs) for form in forms], True)
     read = [not render.error and "UQ1" in render.text and "ANSX1" in render.text for render in (plain, parts)]
     return plain.error or PLAIN_TEXT_UNREAD if read == [False, True] else ""
 
@@ -175,7 +176,7 @@ def _with_reasoning(
         conversations += [
             Conversation(form.written([user("UQ1"), message]), offered, kwargs) for message in (answer, call)
         ]
-    outcomes = renderer.render_many(conversations)
+    outcomes = renderer.render_many(conversations, lines=True)
     for n, candidate in enumerate(tried):
         if any("THINKX1" in outcome.text for outcome in outcomes[2 * n : 2 * n + 2]):
             return candidate

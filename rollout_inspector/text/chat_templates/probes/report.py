@@ -26,6 +26,7 @@ class Purpose(StrEnum):
     PER_MESSAGE = "message by message"  # Rendering each message alone and joining equals rendering the conversation.
     MASKS = "masks from generation tags"  # ``{% generation %}`` marks exactly what the model sampled.
     REPRODUCIBLE = "no date in the render"  # No date in the render, one BOS.
+    CLIENTS = "what clients send"  # The forms of messages that clients and agents really send are rendered alike.
     FACTS = "good to know"  # Properties that neither pass nor fail for training.
 
 
@@ -37,6 +38,11 @@ class CheckStatus(StrEnum):
     RAISES = "raises"  # The template raised; the detail says what, and on which line.
     UNSUPPORTED = "unsupported"
     """The template does not render what the probe asks about, so a pass would say nothing (a void pass)."""
+
+
+_OF_COMPARISON = (
+    "text_passed", "token_passed", "index", "char_index", "decided_by", "window", "delta", "conversations", "renders",
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,31 +96,11 @@ class Check:
         """The check as JSON, with both renders and a window of tokens around the first difference."""
         comparison = self.comparison
         fields: dict[str, Any] = {
-            "name": self.name,
-            "title": self.title,
-            "purpose": self.purpose.value,
-            "passed": self.passed,
-            "status": self.status.value,
-            "void": self.void,
-            "decisive": self.decisive,
-            "detail": self.detail,
-            "text_passed": None,
-            "token_passed": None,
-            "index": None,
-            "char_index": None,
-            "expected_ids": [],
-            "actual_ids": [],
-            "expected_text": "",
-            "actual_text": "",
-            "line": self.line,
-            "source": line_text(template, self.line),
-            "lines": {"expected": None, "actual": None},
-            "sources": {"expected": "", "actual": ""},
-            "decided_by": None,
-            "window": None,
-            "delta": None,
-            "conversations": None,
-            "renders": None,
+            **{name: getattr(self, name) for name in ("name", "title", "passed", "void", "decisive", "detail", "line")},
+            "purpose": self.purpose.value, "status": self.status.value, "source": line_text(template, self.line),
+            "expected_ids": [], "actual_ids": [], "expected_text": "", "actual_text": "",
+            "lines": {"expected": None, "actual": None}, "sources": {"expected": "", "actual": ""},
+            **dict.fromkeys(_OF_COMPARISON),
         }
         if self.failed is not None and comparison is None:
             fields["conversations"] = {"before": conversation_dict(self.failed.conversation), "after": None}
@@ -206,18 +192,12 @@ class CheckReport:
     def to_dict(self) -> dict[str, Any]:
         """The report as JSON."""
         return {
-            "prefix_preserving": self.prefix_preserving,
-            "verdicts": dict(self.verdicts),
-            "form": self.form,
-            "notes": list(self.notes),
-            "tokenizer": None if self.tokenizer is None else dict(self.tokenizer),
-            "chat_template": self.chat_template,
-            "chat_template_sha256": self.chat_template_sha256,
+            "prefix_preserving": self.prefix_preserving, "verdicts": dict(self.verdicts), "form": self.form,
+            "notes": list(self.notes), "tokenizer": None if self.tokenizer is None else dict(self.tokenizer),
+            "chat_template": self.chat_template, "chat_template_sha256": self.chat_template_sha256,
             "checks": [check.to_dict(self.chat_template) for check in self.checks],
-            "repair": None if self.repair is None else self.repair.to_dict(),
-            "repair_detail": self.repair_detail,
-            "marks": None if self.marks is None else self.marks.to_dict(),
-            "marks_detail": self.marks_detail,
+            "repair": None if self.repair is None else self.repair.to_dict(), "repair_detail": self.repair_detail,
+            "marks": None if self.marks is None else self.marks.to_dict(), "marks_detail": self.marks_detail,
         }
 
 

@@ -200,9 +200,7 @@ class Pool:
         """Outcomes up to and including the one that ended the worker."""
         outcomes: list[Rendered] = []
         request = {
-            "template": chat_template,
-            "output_chars": OUTPUT_CHARS,
-            "cpu_seconds": CPU_SECONDS,
+            "template": chat_template, "output_chars": OUTPUT_CHARS, "cpu_seconds": CPU_SECONDS,
             "jobs": [vars(job) for job in jobs],
         }
         until = time.monotonic() + BATCH_SECONDS

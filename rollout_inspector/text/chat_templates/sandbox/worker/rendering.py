@@ -7,6 +7,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import lru_cache
 from itertools import takewhile
 from types import TracebackType
@@ -93,7 +94,8 @@ class Clock:
 def environment(provenance: bool) -> ImmutableSandboxedEnvironment:
     """The environment of ``apply_chat_template``."""
     env = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTracker, jinja2.ext.loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTracker, jinja2.ext.loopcontrols],
+        optimized=not provenance,  # to fold constants takes longer than the few renders with lines gain by it
     )
     env.filters["tojson"] = _tojson
     env.globals["raise_exception"] = _raise_exception
@@ -133,8 +135,10 @@ WRITTEN_THROUGH.filters[_NOTE] = _note
 
 
 @lru_cache(maxsize=16)
-def compiled_with_lines(text: str, inside_macros: bool) -> jinja2.Template:
-    """The template writing a mark with its line before everything it writes.
+def compiled_with_lines(text: str, inside_macros: bool) -> tuple[jinja2.Template, bool]:
+    """The template writing a mark with its line before everything it writes, and whether it reads none of its output.
+
+    Then it writes what it writes without marks, and one render tells all.
 
     Jinja keeps no line for constant text: the generator's frame names the statement before it. The output of macros
     and blocks returns to the template as text, with its marks. Such a mark holds for the noted text only, so that no
@@ -143,7 +147,9 @@ def compiled_with_lines(text: str, inside_macros: bool) -> jinja2.Template:
     tree = WRITTEN_THROUGH.parse(text)
     returned = _outputs(tree.find_all((nodes.Macro, nodes.AssignBlock, nodes.CallBlock, nodes.FilterBlock)))
     may_return = _outputs(node for node in tree.find_all((nodes.Block, nodes.For)) if getattr(node, "recursive", True))
-    for output in tree.find_all(nodes.Output):
+    outputs = list(tree.find_all(nodes.Output))
+    has_tags = any(getattr(piece, "data", "") == OPEN for output in outputs for piece in output.nodes)
+    for output in outputs:
         if id(output) in returned and not inside_macros:
             continue
         is_seen = id(output) in returned or id(output) in may_return
@@ -159,9 +165,10 @@ def compiled_with_lines(text: str, inside_macros: bool) -> jinja2.Template:
         output.nodes = marked
     tree.set_environment(WRITTEN_THROUGH)
     code = WRITTEN_THROUGH.compile(tree)
-    return WRITTEN_THROUGH.template_class.from_code(
-        WRITTEN_THROUGH, code, WRITTEN_THROUGH.make_globals(None), lambda: True
+    template = WRITTEN_THROUGH.template_class.from_code(
+        WRITTEN_THROUGH, code, dict(WRITTEN_THROUGH.globals), lambda: True
     )
+    return template, not (returned or may_return or has_tags)
 
 
 def _outputs(within: Iterable[nodes.Node]) -> set[int]:
@@ -178,33 +185,30 @@ def _pieces(output: nodes.Output) -> Iterator[nodes.Expr]:
             yield child
 
 
-def chunks(template: jinja2.Template, variables: dict[str, Any]) -> Iterator[str]:
-    """What the template yields. Raises :class:`TooMuchOutput`."""
-    written = 0
-    for chunk in template.root_render_func(template.new_context(variables)):
-        written += len(chunk)
-        if written > SandboxLimits.output_chars:
-            raise TooMuchOutput
-        yield chunk
-
-
 def render_plain(text: str, variables: dict[str, Any]) -> dict[str, Any]:
-    """The rendered text and the generation spans as ``transformers`` counts them."""
+    """The rendered text and the generation spans as ``transformers`` counts them. Raises :class:`TooMuchOutput`."""
     template = compiled(text)
     GenerationTracker.spans, GenerationTracker.written = [], 0
     pieces = []
-    for chunk in chunks(template, variables):
+    for chunk in template.root_render_func(template.new_context(variables)):
         pieces.append(chunk)
         GenerationTracker.written += len(chunk)
+        if GenerationTracker.written > SandboxLimits.output_chars:
+            raise TooMuchOutput
     return {"text": "".join(pieces), "tracked_spans": GenerationTracker.spans}
 
 
 def render_with_lines(text: str, variables: dict[str, Any]) -> dict[str, Any]:
     """The plain render, the template line of each stretch, and where generation blocks really begin and end."""
+    template = is_exact = None
+    with suppress(Exception):  # the plain render below says what is wrong, and where
+        template, is_exact = compiled_with_lines(text, True)
+    if template is not None and is_exact:
+        return {**_lines(template, variables), "tracked_spans": []}
     answer = render_plain(text, variables)
     for inside_macros in (True, False):
         try:
-            lines = _lines(text, variables, inside_macros)
+            lines = _lines(compiled_with_lines(text, inside_macros)[0], variables)
         except Exception:
             continue
         # A template that measures or cuts the output of its macros meets the marks. Then the text differs here.
@@ -213,8 +217,7 @@ def render_with_lines(text: str, variables: dict[str, Any]) -> dict[str, Any]:
     return {**answer, "lines": [[len(answer["text"]), 0]] if answer["text"] else [], "spans": answer["tracked_spans"]}
 
 
-def _lines(text: str, variables: dict[str, Any], inside_macros: bool) -> dict[str, Any]:
-    template = compiled_with_lines(text, inside_macros)
+def _lines(template: jinja2.Template, variables: dict[str, Any]) -> dict[str, Any]:
     NotedTexts.by_mark = {}
     pieces: list[str] = []
     lines: list[list[int]] = []
@@ -228,13 +231,15 @@ def _lines(text: str, variables: dict[str, Any], inside_macros: bool) -> dict[st
             return
         pieces.append(piece)
         position += len(piece)
+        if position > SandboxLimits.output_chars:
+            raise TooMuchOutput
         if lines and lines[-1][1] == line:
             lines[-1][0] += len(piece)
         else:
             lines.append([len(piece), line])
 
     line = 0
-    for chunk in chunks(template, variables):
+    for chunk in template.root_render_func(template.new_context(variables)):
         if "\x00" not in chunk:
             write(chunk, line)
             continue
