@@ -93,16 +93,9 @@ def histogram(summary: RunSummary) -> dict[str, Any] | None:
     if mean is not None and high > low and not is_exact:
         mean_x = round((mean - low) / (high - low) * REWARDS.width, 2)
     # Below the base line there is room for the lowest and the highest reward.
-    sizes = {"width": REWARDS.width, "height": REWARDS.base + 20, "base": REWARDS.base}
     return {
-        **sizes,
-        "is_exact": is_exact,
-        "bars": bars,
-        "low": low,
-        "high": high,
-        "total": summary.n_rewards,
-        "mean": mean,
-        "mean_x": mean_x,
+        "width": REWARDS.width, "height": REWARDS.base + 20, "base": REWARDS.base, "is_exact": is_exact, "bars": bars,
+        "low": low, "high": high, "total": summary.n_rewards, "mean": mean, "mean_x": mean_x,
     }
 
 

@@ -1,7 +1,7 @@
 """How every page writes numbers, times, states and links."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
@@ -172,12 +172,6 @@ def shown_in_gallery(trajectory: StoredTrajectory) -> FindingKind | Example | No
     """What a trajectory of the gallery shows; None for any other trajectory."""
     name = trajectory.external_id
     return KINDS.get(name) or EXAMPLES.get(name) if KEY in trajectory.run.settings else None
-
-
-@register.simple_tag
-def any_has(items: Iterable[Any], name: str) -> bool:
-    """Whether any item has a value of that name. A column without values is not drawn."""
-    return any(getattr(item, name) not in (None, "") for item in items)
 
 
 @register.filter

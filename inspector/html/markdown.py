@@ -4,6 +4,7 @@ hostile text leads to http or https, and is text otherwise. No picture is fetche
 import re
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -51,23 +52,27 @@ def web_address(address: str) -> str:
     return address if parts.scheme in ("http", "https") and parts.netloc else ""
 
 
-def held_picture(address: str) -> str:
+def held_picture(address: str, draws: Callable[[int], bool] = MAX_PICTURE.__ge__) -> str:
     """A picture that the text itself holds, of a type that browsers only draw; empty: its words stand for it."""
-    return address if len(address) <= MAX_PICTURE and _PICTURE.fullmatch(address) else ""
+    return address if _PICTURE.fullmatch(address) and draws(len(address)) else ""
 
 
-def hostile_markdown(text: str, first_level: int = 4) -> SafeString | None:
-    """What a model wrote, its `#` a heading of ``first_level``, without ids. None: it has to be shown as text.
-    Invisible characters are marked as they are in a text."""
+def n_characters(text: str) -> int:
+    """The length of a text without the pictures that it holds."""
+    return len(_PICTURE.sub("", text)) if len(text) <= MAX_CHARACTERS + 4 * MAX_PICTURE else len(text)
+
+
+def hostile_markdown(text: str, draws: Callable[[int], bool] = MAX_PICTURE.__ge__) -> SafeString | None:
+    """What a model wrote, its `#` a heading of the fourth level, without ids. None: it has to be shown as text.
+    Invisible characters are marked as they are in a text. ``draws`` is asked for each picture, with its characters."""
     plain = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # a page holds no lone surrogate
     lines = plain.split("\n")
-    n_characters = len(_PICTURE.sub("", plain)) if len(plain) <= MAX_CHARACTERS + 4 * MAX_PICTURE else len(plain)
-    if n_characters > MAX_CHARACTERS or max(line.count("|") for line in lines) * len(lines) > MAX_CELLS:
+    if n_characters(plain) > MAX_CHARACTERS or max(line.count("|") for line in lines) * len(lines) > MAX_CELLS:
         return None
     tokens = _PARSER.parse(plain)
     if any(token.level >= MAX_DEPTH for token in tokens):  # the parser leaves out what lies deeper
         return None
-    html = _rendered(tokens, web_address, held_picture, first_level, text_html, None)
+    html = _rendered(tokens, web_address, partial(held_picture, draws=draws), 4, text_html, None)
     return html if len(html) <= MAX_HTML + len(plain) else None
 
 

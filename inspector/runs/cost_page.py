@@ -77,18 +77,14 @@ def cost(request: HttpRequest, run: Run) -> HttpResponse:
     damages = damage_of_run.pop("kinds")
     slices = _slices(total, run_cost.along)
     data = CostPage(
-        run=RunValues.of(run),
-        finding=kind,
-        totals={**asdict(run_cost.totals), "foreign": run_cost.totals.foreign},
+        run=RunValues.of(run), finding=kind, totals={**asdict(run_cost.totals), "foreign": run_cost.totals.foreign},
         kinds=[
             _kind(cost, run.n_ended, run.n_sampled, here, cost.kind in muted_in(run), damages.get(cost.kind))
             for cost in run_cost.kinds
         ],
-        by_step=[{"step": step, "trajectories": n} for step, n in run_cost.by_step],
-        steps_beyond=run_cost.steps_beyond,
+        by_step=[{"step": step, "trajectories": n} for step, n in run_cost.by_step], steps_beyond=run_cost.steps_beyond,
         along=[{"first": a, "last": b, "trajectories": n, "of": of} for a, b, n, of in slices],
-        damage=damage_of_run,
-        strategies=strategies_of(run),
+        damage=damage_of_run, strategies=strategies_of(run),
     )
     step_bars = share_bars([(f"step {step}", n, total, f"{here}?at={step}{also}") for step, n in run_cost.by_step])
     slice_bars = share_bars(
@@ -124,19 +120,12 @@ def measure(request: HttpRequest, run: Run) -> HttpResponse:
     return tell(request, run, "A worker of the model measures the damage of this run.", 202, back, job)
 
 
-def _kind(
-    one: KindCost, total: int, sampled: int, here: str, muted: bool, damage_of_kind: float | None
-) -> KindLine:
+def _kind(one: KindCost, total: int, sampled: int, here: str, muted: bool, damage_of_kind: float | None) -> KindLine:
     return KindLine(
-        **asdict(one),
-        title=finding_title(one.kind),
-        share=share(one.trajectories, total),
-        percent=percent_of(one.trajectories, total),
+        **asdict(one), title=finding_title(one.kind), url=f"{here}?finding={one.kind}", muted=muted,
+        damage=damage_of_kind, share=share(one.trajectories, total), percent=percent_of(one.trajectories, total),
         lost_percent=percent_of(one.trained_tokens_lost or None, sampled),
         wrong_percent=percent_of(one.trained_tokens_wrong or None, sampled),
-        url=f"{here}?finding={one.kind}",
-        muted=muted,
-        damage=damage_of_kind,
     )
 
 

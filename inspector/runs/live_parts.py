@@ -13,7 +13,6 @@ from django.shortcuts import render
 from django.urls import reverse
 
 from inspector.html.charts import histogram
-from inspector.html.inspector_tags import any_has
 from inspector.runs.breakdowns import finding_choices, findings_sentences, stop_choices
 from inspector.runs.cached_figures import summary_of
 from inspector.runs.filters import ListQuery
@@ -168,7 +167,9 @@ def list_part(run: Run, wanted: ListQuery, found: CursorPart[StoredTrajectory], 
 def list_frame(wanted: ListQuery, lines: list[TrajectoryValues]) -> dict[str, Any]:
     """What the list needs beside its lines: the columns that have values, their heads, and the filters that are set."""
     names = {"said": "prompt_line", "training": "training_step", "ended": "status", "calls": "steps", "index": "code"}
-    columns = [name for name in wanted.shown if any_has(lines, names.get(name, name))]
+    columns = [
+        name for name in wanted.shown if any(getattr(line, names.get(name, name)) not in (None, "") for line in lines)
+    ]
     return {
         "shown": columns, "heads": wanted.heads(columns), "chips": wanted.chips(), "page_size": TRAJECTORIES_PER_PAGE,
         "most_counted": MAX_COUNTED,

@@ -71,6 +71,8 @@ class TrajectoryValues(Page):
     """Check -> ``passed``, ``noted``, ``failed``, or the fields that it lacks; null = not known."""
     not_checked: int | None
     """Checks of the diagnosis that could not decide; null = not known."""
+    not_read: bool
+    """It lies in a file that is open in place, and nobody has opened it: findings and trained tokens are not known."""
     created_at: datetime
     """When it was stored."""
     finished_at: datetime | None
@@ -100,9 +102,10 @@ class TrajectoryValues(Page):
     def of(cls, trajectory: StoredTrajectory, run: Run, query: str = "", **more: Any) -> Self:
         """A trajectory of that run. ``query``: the end of its address. No query."""
         checks = trajectory.checks
+        not_read = checks is None and bool(run.settings.get("opened"))
         return from_columns(
             cls, trajectory, run=run.code, run_name=run.name, url=reverse("trajectory", args=[trajectory.code]) + query,
-            rows_per_call=rows_per_call(trajectory.n_rows, trajectory.n_steps),
+            rows_per_call=rows_per_call(trajectory.n_rows, trajectory.n_steps), not_read=not_read,
             not_checked=None if checks is None else sum(isinstance(state, list) for state in checks.values()), **more,
         )
 

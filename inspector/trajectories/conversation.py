@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import parse_qs
 
 import numpy as np
 from django.urls import reverse
 from django.utils.safestring import SafeString, mark_safe
 
-from inspector.html.markdown import hostile_markdown
+from inspector.html.markdown import hostile_markdown, n_characters
 from inspector.trajectories.place import PagePlace, View
 from inspector.trajectories.tokens import page_queries as reads
 from inspector.trajectories.tokens.findings import DrawnFinding, read_findings
@@ -41,7 +41,6 @@ MAX_UNHELD = 5
 MARKDOWN_CHARACTERS = 100_000
 """The most characters of a page that are drawn as Markdown; a further text stays text, and says so."""
 PICTURE_TYPES = ("image/png", "image/jpeg", "image/webp", "image/gif")
-MAX_PICTURE_BYTES = 2_000_000
 TEXT_NOTE = "the text of the completion"
 """The note at a reply that is a text; the check of texts compares it with the ids."""
 CUT = "shown"  # The name of the field that says how much is shown of a message which is too long.
@@ -74,14 +73,27 @@ class Text:
     media_url: str = ""
     media_tokens: str = ""
     is_markdown: bool = False
+    is_picture: bool = False  # A media part that the browser draws.
     too_long: bool = False  # Markdown was asked for, and it stays text.
 
-    @property
-    def is_picture(self) -> bool:
-        """Whether a browser draws it, where pictures are asked for."""
-        media = self.media
-        is_small = media is not None and media.n_bytes is not None and media.n_bytes <= MAX_PICTURE_BYTES
-        return bool(self.media_url) and is_small and media is not None and media.type in PICTURE_TYPES
+
+@dataclass
+class Pictures:
+    """The pictures of a page: how many are drawn, of how many bytes, and how many are left out by the bounds."""
+
+    BYTES_OF_ONE: ClassVar[int] = 2_000_000  # In a message, or within its text.
+    BYTES: ClassVar[int] = 20_000_000
+    MOST: ClassVar[int] = 100  # A browser asks for each by itself.
+    n_drawn: int = 0
+    n_bytes: int = 0
+    n_left_out: int = 0
+
+    def draws(self, n_bytes: int) -> bool:
+        """Whether one more is drawn. It is counted either way."""
+        is_drawn = n_bytes <= min(self.BYTES_OF_ONE, self.BYTES - self.n_bytes) and self.n_drawn < self.MOST
+        self.n_drawn, self.n_left_out = self.n_drawn + is_drawn, self.n_left_out + (not is_drawn)
+        self.n_bytes += n_bytes * is_drawn
+        return is_drawn
 
 
 @dataclass
@@ -160,7 +172,8 @@ class ChatPainter:
     ) -> None:
         self.trajectory, self.at = trajectory, at
         self.markdown_left = MARKDOWN_CHARACTERS if as_markdown else None
-        """Characters that may still be drawn as Markdown; None: all is shown as text."""
+        """Characters that may still be drawn as Markdown; None: all is shown as text, and no picture is drawn."""
+        self.pictures = Pictures()
         self.places: list[tuple[int, DrawnMessage]] = []  # First token and message of each place in the row of ``at``.
         self.steps, self.rows = {step.index: step for step in steps}, {row.index: row for row in rows}
         self.turns: dict[int, list[Turn]] = {}  # Row -> its turns.
@@ -277,7 +290,9 @@ class ChatPainter:
             number = numbers.get(id(text))
             at = [self.trajectory.code, step, number]
             url = reverse("trajectory-media", args=at) if number is not None and medium.n_bytes else ""
-            texts.append(Text(media=medium, media_url=url, media_tokens=media_tokens))
+            may_be_drawn = self.markdown_left is not None and bool(url) and medium.type in PICTURE_TYPES
+            is_picture = may_be_drawn and self.pictures.draws(medium.n_bytes or 0)
+            texts.append(Text(media=medium, media_url=url, media_tokens=media_tokens, is_picture=is_picture))
         return DrawnMessage(
             said.role, f"result of {said.name}" if said.is_result and said.name else said.name, texts,
             [self._as_markdown(t, False, "reasoning") or _text(t, "reasoning", True, 0) for t in said.reasoning],
@@ -289,10 +304,11 @@ class ChatPainter:
         """A text as Markdown; None where that is not asked for, or it is what a tool wrote."""
         if self.markdown_left is None or is_result or not isinstance(value, str):
             return None
-        html = hostile_markdown(value) if len(value) <= self.markdown_left else None
+        n, pictures = n_characters(value), replace(self.pictures)
+        html = hostile_markdown(value, pictures.draws) if n <= self.markdown_left else None
         if html is None:
             return Text(html_of(value), too_long=True)
-        self.markdown_left -= len(value)
+        self.markdown_left, self.pictures = self.markdown_left - n, pictures
         return Text(html, f"{fold} · {len(value):,} characters" if fold else "", is_markdown=True)
 
     def mark_nearest(self) -> str:

@@ -94,6 +94,7 @@ class HeaderField:
     """A field of the header: a label, a value, and a note that may follow."""
 
     label: str
+    meaning: str  # What it is, in words that follow the label.
     value: str
     note: str = ""
     tone: str = ""  # ``good``, ``bad`` or neither.
@@ -203,27 +204,30 @@ def header_fields(trajectory: StoredTrajectory, run: Run, group_url: str) -> lis
     parts = ", ".join(f"{name} {value:g}" for name, value in list((trajectory.reward_parts or {}).items())[:6]
                       if isinstance(value, int | float))
     tone = "" if reward is None else "good" if reward > 0 else "bad"
-    facts = [HeaderField("reward", "none" if reward is None else f"{reward:.4g}", parts, tone)]
+    facts = [HeaderField("reward", "of the trajectory", "none" if reward is None else f"{reward:.4g}", parts, tone)]
     if trajectory.status == "done":
-        facts.append(HeaderField("stopped by", kind_words(trajectory.stop_reason) or "not recorded"))
+        stop = kind_words(trajectory.stop_reason) or "not recorded"
+        facts.append(HeaderField("stopped by", "why it ended, in the word of the source", stop))
     else:
-        facts.append(HeaderField("status", trajectory.status))
+        facts.append(HeaderField("status", "it waits, works, failed or was cancelled", trajectory.status))
     if trajectory.group:
-        facts.append(HeaderField("group", trajectory.group, *_group_note(trajectory), url=group_url, is_more=True))
+        facts.append(HeaderField("group", "the trajectories of one prompt", trajectory.group, *_group_note(trajectory),
+                                 url=group_url, is_more=True))
     if trajectory.training_step is not None:
-        facts.append(HeaderField("training step", f"{trajectory.training_step:,}", is_more=True))
-    facts.append(HeaderField("steps", f"{trajectory.n_steps:,}"))
+        facts.append(HeaderField("training step", "of the trainer", f"{trajectory.training_step:,}", is_more=True))
+    facts.append(HeaderField("steps", "engine calls", f"{trajectory.n_steps:,}"))
     broken = trajectory.n_rows > 1 and trajectory.n_tokens  # without token ids, nobody knows whether they are
-    facts.append(HeaderField("rows", f"{trajectory.n_rows:,}", tone="bad" if broken else ""))
+    facts.append(HeaderField("rows", "what a trainer gets", f"{trajectory.n_rows:,}", tone="bad" if broken else ""))
     # Rows without steps rarely tell which of their tokens were sampled. A loss mask does not tell it.
     sampled = f"{trajectory.n_sampled:,} sampled" if trajectory.n_steps else ""
-    facts.append(HeaderField("tokens", f"{trajectory.n_tokens:,}", sampled))
-    facts.append(HeaderField("trained", f"{trajectory.n_trained:,}", *_trained_note(trajectory)))
+    facts.append(HeaderField("tokens", "what the steps or rows add", f"{trajectory.n_tokens:,}", sampled))
+    facts.append(HeaderField("trained", "under the loss mask", f"{trajectory.n_trained:,}", *_trained_note(trajectory)))
     damage = "not measured" if trajectory.damage is None else f"{trajectory.damage:.3g}"
-    facts.append(HeaderField("damage", damage, "" if trajectory.damage is None else "of the gradient", is_more=True))
+    facts.append(HeaderField("damage", "the relative error of the gradient of its rows", damage, is_more=True))
     if run.model:
-        facts.append(HeaderField("model", run.model, run.engine, is_more=True))
-    facts.append(HeaderField("tokenizer", run.tokenizer.name if run.tokenizer else "none", is_more=True))
+        facts.append(HeaderField("model", "what sampled it, and its engine", run.model, run.engine, is_more=True))
+    tokenizer = run.tokenizer.name if run.tokenizer else "none"
+    facts.append(HeaderField("tokenizer", "what makes text of ids", tokenizer, is_more=True))
     return facts
 
 

@@ -212,7 +212,7 @@ def _head(trajectory: StoredTrajectory) -> list[HeaderField]:
     """The fields of the head. A model or a tokenizer is named by a hub id or a hash, and no path of a machine."""
     fields = [field for field in header_fields(trajectory, trajectory.run, "") if field.label != "tokenizer"]
     facts = [replace(field, value=without_paths(field.value)) if field.label == "model" else field for field in fields]
-    return [*facts, HeaderField("tokenizer", *tokenizer_identity(trajectory.run.tokenizer))]
+    return [*facts, HeaderField("tokenizer", "what makes text of ids", *tokenizer_identity(trajectory.run.tokenizer))]
 
 
 def tokenizer_identity(tokenizer: Tokenizer | None) -> tuple[str, str]:

@@ -110,6 +110,7 @@ def record_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tu
         "rows": [{"index": index, "fields": _fields(value)} for index, value in row_fields],
         "steps": drawn_steps,
         "as_markdown": as_markdown,
+        "pictures": chat.pictures if chat else None,
         "findings": [
             (item, _step_url(chat.step_of(item), first, kept_query)) for item in chat.findings
         ] if chat else [],

@@ -1,6 +1,6 @@
 """Addresses of one trajectory: its pages, and its findings as scripts."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from django.urls import URLPattern, path
 
@@ -11,14 +11,10 @@ from inspector.trajectories.tabs import TABS
 from inspector.web.twins import twins
 
 
-def tab_urls(tabs: Sequence[Tab]) -> list[URLPattern]:
+def tab_urls(tabs: Iterable[Tab]) -> list[URLPattern]:
     """The addresses of the tabs beside the tokens page."""
-    return [
-        url
-        for tab in tabs
-        if tab.build is not None
-        for url in twins(f"trajectories/<code:code>/{tab.slug}", views.tab_view(tab), name=tab.url_name)
-    ]
+    return [url for tab in tabs if tab.build is not None
+            for url in twins(f"trajectories/<code:code>/{tab.slug}", views.tab_view(tab), name=tab.url_name)]
 
 
 urlpatterns = [

@@ -80,11 +80,13 @@ def test_a_trajectory_is_read_when_its_page_is_opened(
     before = {name: getattr(run, name) for name in ("n_trajectories", "n_steps", "n_rows", "n_tokens", "n_sampled")}
     assert (run.format, before["n_trajectories"], before["n_steps"], run.reward_sum) == ("nemo_gym", 4, 8, 1.5)
     listed = admin_client.get(reverse("run", args=[run.code]) + ".json").json()
-    assert [one["steps"] for one in listed["trajectories"]] == [2, 2, 2, 2]
+    assert [(one["steps"], one["not_read"]) for one in listed["trajectories"]] == [(2, True)] * 4
     record = run.trajectories.get(index=2)
     assert not record.rows.exists() and record.checks is None
     page = admin_client.get(reverse("trajectory", args=[record.code]))
     assert page.status_code == 200 and b"toks" in page.content
+    columns = reverse("run", args=[run.code]) + "?columns=findings,trained"
+    assert admin_client.get(columns).content.decode().count("not read yet") == 2 * 3  # both columns of the other three
     record = run.trajectories.get(index=2)
     value = index.load(index.lines(2, 3)[0]["id"])
     stored = load_trajectory(record)

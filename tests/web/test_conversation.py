@@ -9,6 +9,7 @@ import pytest
 from django.test import Client
 from django.urls import reverse
 
+from inspector.trajectories.conversation import Pictures
 from inspector.trajectories.frame import PLACE_FIELDS
 from inspector.trajectories.record_page import time_words
 from rollout_inspector.diagnose.finding import Axis, Finding, Severity
@@ -232,6 +233,56 @@ def test_only_so_much_of_a_page_is_drawn_as_markdown(make, reader, monkeypatch):
     monkeypatch.setattr("inspector.trajectories.conversation.MARKDOWN_CHARACTERS", 20)
     html = one_line(reader.get(address(trajectory) + "?as=markdown"))
     assert "<h4>Plan" not in html and "# Plan" in html and html.count("for Markdown: shown as text") >= 2
+
+
+DOT = "data:image/png;base64," + base64.b64encode(PNG).decode()
+
+
+def picture(n_bytes: int) -> dict:
+    data = base64.b64encode(PNG + b"\0" * (n_bytes - len(PNG))).decode()
+    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+
+
+def said_in_markdown(make, reader, *content: object) -> tuple[models.StoredTrajectory, str]:
+    """The page of one message, drawn as Markdown."""
+    (step,) = make.conversation("a", 1).steps
+    request = replace(step.request, messages=({"role": "user", "content": list(content)},))
+    trajectory = stored(make, Trajectory("a", (replace(step, request=request),), reward=1.0))
+    return trajectory, one_line(reader.get(address(trajectory) + "?as=markdown"))
+
+
+def test_a_picture_at_the_bound_is_drawn_and_one_above_it_is_a_link_to_its_data(make, reader):
+    n = Pictures.BYTES_OF_ONE
+    trajectory, html = said_in_markdown(make, reader, picture(n), picture(n + 1))
+    at, above = (address(trajectory, "trajectory-media", 0, part) for part in (0, 1))
+    assert html.count("<img") == 1 and f'<img src="{at}"' in html and f'<a href="{above}"' in html
+    bounds = "A page draws at most 100 pictures, of at most 2.0 MB each and 20.0 MB together."
+    assert f"1 picture is not drawn. {bounds}" in html
+    assert len(reader.get(above).content) == n + 1
+    plain = one_line(reader.get(address(trajectory)))
+    assert "<img" not in plain and "not drawn" not in plain and plain.count("show the data") == 2
+
+
+def test_the_pictures_of_a_page_have_a_bound_together(make, reader, monkeypatch):
+    monkeypatch.setattr(Pictures, "BYTES", 200 + 2 * len(DOT))
+    first, last = ({"type": "text", "text": text} for text in (f"![one]({DOT}) ![two]({DOT})", f"![last]({DOT})"))
+    _, html = said_in_markdown(make, reader, first, picture(100), picture(101), picture(100), last)
+    assert html.count("<img") == 4 and "2 pictures are not drawn." in html
+    assert "<span class=no-picture>last</span>" in html and html.count("show the data") == 1
+
+
+@pytest.mark.parametrize("is_text", [True, False])
+def test_of_a_thousand_small_pictures_a_page_draws_a_hundred(make, reader, is_text):
+    small = [{"type": "text", "text": f"![{n}]({DOT})"} if is_text else picture(60) for n in range(1000)]
+    _, html = said_in_markdown(make, reader, *small)
+    assert html.count("<img") == 100 and "900 pictures are not drawn." in html
+    assert html.count("<span class=no-picture>") == 900 * is_text and html.count("show the data") == 900 * (not is_text)
+
+
+def test_pictures_of_a_text_that_stays_text_count_nowhere(make, reader):
+    many = {"type": "text", "text": f"![x]({DOT})" * 90 + "y" * 20_000}
+    _, html = said_in_markdown(make, reader, many, *[picture(60)] * 100)
+    assert "for Markdown: shown as text" in html and html.count("<img") == 100 and "not drawn" not in html
 
 
 def test_a_token_that_no_message_holds_marks_the_nearest_one(make, reader):

@@ -27,7 +27,10 @@ def test_pages_and_the_api_say_what_was_measured_and_what_was_not(
     assert before["damage"] == {"measured": 0, "mean": None, "largest": None}
     assert {kind["damage"] for kind in before["kinds"]} == {None} and "Not measured." in one_line(web.get(cost))
     code = run.trajectories.get(external_id="b").code
-    assert "not measured" in one_line(web.get(f"/trajectories/{code}"))
+    said = one_line(web.get(f"/trajectories/{code}"))
+    # In the head, which says all figures, and once above the findings; on no card.
+    assert said.count("not measured") == 2 and "Their damage to the gradient is not measured. <a" in said
+    assert "<span>Damage</span>" not in said
     assert web.post(f"/runs/{run.code}/damage", {"model": "none"}).status_code == 302 and not sent
     answer = web.post(f"/runs/{run.code}/damage", {"model": "demo"})
     assert answer["Location"] == cost and len(sent) == 1
@@ -46,7 +49,8 @@ def test_pages_and_the_api_say_what_was_measured_and_what_was_not(
     assert "not measured" in one_line(web.get(f"/runs/{run.code}?sort=-damage&columns=damage"))
     findings = web.get(f"/api/v1/trajectories/{code}/findings").json()
     assert [line["damage_share"] for line in findings["items"]] == [1.0]
-    assert "1.00 of what this trajectory’s gradient is off" in one_line(web.get(f"/trajectories/{code}"))
+    said = one_line(web.get(f"/trajectories/{code}"))
+    assert said.count("1.00 of what this trajectory’s gradient is off") == 1 and "not measured" not in said
 
 
 def test_the_gradient_is_a_lens(web: Client, run: Run) -> None:

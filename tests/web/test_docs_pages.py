@@ -8,8 +8,62 @@ from django.urls import reverse
 
 from inspector.search.docs_page import docs_files, docs_sections, docs_titles, drawn
 from tests.conftest import ROOT
+from tests.samples.places import Places, page_of, routes
 
 pytestmark = pytest.mark.django_db
+DOCS_OF = {
+    "": ["pages"],
+    "import": ["formats", "push", "recorder", "guard", "audit"],
+    "runs/new": ["launching#launching", "strategies"],
+    "runs/compare": ["case-studies"],
+    "runs/<code:code>": ["pages#what-was-checked", "pages#the-runs-list-of-trajectories", "formats", "mend"],
+    "runs/<code:code>/cost": ["damage", "strategies"],
+    "runs/<code:code>/training": ["formats#the-training-step"],
+    "runs/<code:code>/columns": ["rescore"],
+    "runs/<code:code>/gap": ["gap", "loss-weights"],
+    "runs/<code:code>/alarms": ["alarms"],
+    "runs/<code:code>/groups/<path:key>": ["pages#the-page-of-a-group"],
+    "runs/<code:code>/search": ["searching#search"],
+    "search": ["searching#search"],
+    "trajectories/<code:code>": [],
+    "trajectories/<code:code>/record": ["reading-a-trajectory#the-other-pages-of-a-trajectory"],
+    "trajectories/<code:code>/compare": ["reading-a-trajectory#the-other-pages-of-a-trajectory"],
+    "trajectories/<code:code>/deltas": ["reading-a-trajectory#the-other-pages-of-a-trajectory"],
+    "trajectories/<code:code>/mask": ["reading-a-trajectory#the-other-pages-of-a-trajectory"],
+    "trajectories/<code:code>/strategies": ["strategies"],
+    "trajectories/<code:code>/parsers": ["environments#how-a-models-calls-are-read"],
+    "trajectories/<code:code>/forks": ["what-if"],
+    "templates": ["template-checks"],
+    "templates/matrix": ["template-checks#the-matrix"],
+    "templates/compare": ["template-checks#two-templates"],
+    "templates/conversation": ["template-checks#a-conversation"],
+    "templates/checks/<code:code>": ["template-checks"],
+    "templates/checks/<code:code>/conversation": ["template-checks#a-conversation"],
+    "tokenizers": ["launching#importing"],
+    "workers": ["configuration#the-processes"],
+    "gallery": ["reading-a-trajectory"],
+    "help": ["quickstart", "reading-a-trajectory", "guard", "audit", "mend", "api", "agents", "push", "recorder"],
+    "shares": ["comments-and-shares#share-links"],
+    "tokens": ["push", "agents"],
+    "account": ["accounts"],
+    "accounts": ["accounts"],
+    "audit": ["accounts"],
+    "projects": ["accounts"],
+    "projects/<code:code>": ["accounts"],
+    "projects/<code:code>/alarms": ["alarms#the-webhook"],
+    "api/docs": ["api", "agents"],
+}
+"""Route of a page -> pages and headings of the docs that it leads to, among others."""
+ALL_OF_A_TRAJECTORY = "reading-a-trajectory"  # What the menu in the head of each of its pages leads to.
+WITHOUT_DOCS = {
+    "help/findings": "it explains each kind itself",
+    "runs/change": "a form whose fields say all",
+    "join/<str:token>": "it has one button",
+    "account/password": "a form of Django",
+    "go": "a list of names",
+    "docs": "the docs", "docs/": "the docs", "docs/<path:name>": "the docs",
+}
+"""Route of a page that leads to no page of the docs -> why."""
 IN_TEMPLATE = re.compile(r"\{% url 'docs' '([^']+)' %\}(?:#([\w-]+))?")
 
 
@@ -84,6 +138,32 @@ def test_every_link_of_a_page_to_the_docs_leads_to_a_heading() -> None:
     assert len(links) >= 10
     for path, name, anchor in links:
         assert not anchor or any(heading.anchor == anchor for heading in drawn(name)[2]), (path, name, anchor)
+
+
+def docs_links(html: str) -> set[str]:
+    """Where the content of a page leads to in the docs, without what stands at the foot of every page."""
+    content = html.partition('<main id="content"')[2].partition("</main>")[0]
+    return {link for link in re.findall(r'href="/docs/([^"]*)"', content) if link}
+
+
+def test_each_page_leads_to_the_docs_of_its_question(places: Places) -> None:
+    """Every page of the site is either in the table of its docs, or in that of those which need none."""
+    anchors = {name: {"", *re.findall(r' id="([^"]+)"', drawn(name)[1])} for name in docs_files()}
+    pages, faults = set(), []
+    for route in sorted({page_of(route) for route in routes()}):
+        url = places.url(route)
+        answer = places.people["server" if route == "accounts" else "admin"].get(url)
+        html = "" if answer.streaming else answer.content.decode("utf-8", "replace")
+        if answer.status_code != 200 or '<main id="content"' not in html:
+            continue
+        pages.add(route)
+        links = docs_links(html)
+        wanted = {*DOCS_OF.get(route, ())} | ({ALL_OF_A_TRAJECTORY} if route.startswith("trajectories/") else set())
+        faults += [f"{url} does not lead to /docs/{link}" for link in sorted(wanted - links)]
+        faults += [f"{url} leads to /docs/{link}, which is not there" for link in sorted(links) if route[:4] != "docs"
+                   if link.partition("#")[2] not in anchors.get(link.partition("#")[0], ())]
+    assert faults == []
+    assert pages == DOCS_OF.keys() | WITHOUT_DOCS.keys() and not DOCS_OF.keys() & WITHOUT_DOCS.keys()
 
 
 def test_a_page_has_at_most_200_lines() -> None:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -139,6 +140,19 @@ def test_the_parts_of_a_replay_are_bars_and_the_page_says_whose_limits_hold(run:
 def ask_and_do(run: Run) -> None:
     job, _ = ask_job(run, "gap")
     do_job(job.pk)
+
+
+def test_verdict_causes_and_figures_come_first_and_detail_is_folded(run: Run, web: Client) -> None:
+    ask_and_do(run)
+    body = web.get(f"/runs/{run.code}/gap").content.decode()
+    causes = web.get(f"/runs/{run.code}/gap.json").json()["report"]["causes"]
+    assert f"{len(causes)} named cause" in body.partition('class="tab-head"')[2].partition("</p>")[0]
+    page = body.partition('<div id="gap"')[2].partition('<section id="weights"')[0]
+    places = [page.index(part) for part in ("causes-title", "figures-title", "The gap by part", "worst-title")]
+    assert places == sorted(places)
+    is_open = re.sub("<details.*?</details>", "", page, flags=re.DOTALL)
+    assert is_open.count("&amp;view=tokens") == len(causes) + 5 and is_open.count("<table") == 1
+    assert page.count("&amp;view=tokens") == len(causes) + 50 and page.count("<table") > 4  # without a script as well
 
 
 def test_files_that_agree_name_no_cause(tmp_path: Path) -> None:

@@ -27,15 +27,13 @@ class GapCauseValues(Page):
 
 def gap_causes(run: Run, named: Sequence[NamedCause]) -> list[GapCauseValues]:
     """What pages show of the causes that :func:`rollouts.store.runs.gap.named_causes` has of a run."""
-    here = reverse("run", args=[run.code])
+    here, gap_page = reverse("run", args=[run.code]), reverse("run-gap", args=[run.code])
     return [
         GapCauseValues(
             cause.cause,
             CAUSES[cause.cause].title if cause.cause in CAUSES else cause.cause,
             cause.from_step,
-            reverse("run-gap", args=[run.code])
-            if cause.from_step is None
-            else f"{here}?training_min={cause.from_step}",
+            f"{here}?training_min={cause.from_step}" if cause.from_step is not None else gap_page,
         )
         for cause in named
     ]

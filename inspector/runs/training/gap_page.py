@@ -84,8 +84,6 @@ def gap(request: HttpRequest, run: Run) -> HttpResponse:
                 (name.removeprefix(BY_CLASS), _stack(lines)) for name, lines in report["parts"].items()
                 if name.startswith(BY_CLASS)
             ],
-            "limits": report.get("limits"),
-            "measures": report.get("measures"),
             "bitwise": _bitwise(report),
             "tokens": [_token(entry) for entry in report["worst"]],
             "compared": report["compared"] if report["compared"][1] else None,
