@@ -35,6 +35,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> 
 
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv("RAY_raylet_start_wait_time_s", "300")  # of a busy machine
     node = {"num_cpus": getattr(request, "param", 1), "object_store_memory": 80 << 20, "include_dashboard": False}
     found = Cluster(initialize_head=True, head_node_args=node)
     yield found
