@@ -1,14 +1,19 @@
 """Kills random processes of a running server in the middle of its work, and looks at what is left in the database.
 
-    python -m benchmarks.bench_faults --kills 200
-    python -m benchmarks.bench_faults --calm 20 --kills 20
-    python -m benchmarks.bench_faults --kills 40 --database postgres://postgres@127.0.0.1:5432/NEW_AND_EMPTY
-    python -m benchmarks.bench_faults --kills 40 --own-postgres
+    python -m benchmarks.bench_faults --rounds 300 --record faults.jsonl
+    python -m benchmarks.bench_faults --rounds 40 --database postgres://postgres@127.0.0.1:5432/NEW_AND_EMPTY
+    python -m benchmarks.bench_faults --rounds 40 --own-postgres
+
+In the background, with what was counted so far at any time:
+
+    nice -n 19 python -m benchmarks.bench_faults --rounds 300 --minutes 25 --record faults.jsonl > faults.log 2>&1 &
+    python -m benchmarks.bench_faults --summary --record faults.jsonl
 
 Each round asks for a launch, an import, pushes, an export, a template check, a replay, weights and searches at once.
-It kills one to four processes with SIGKILL, chosen by the seed, and waits until all have ended. What they stored must
-equal what an undisturbed round stored, where one followed the other. In the rounds of ``--calm`` nothing is killed:
-there one writer may only disturb another.
+In every second round it kills one to four processes with SIGKILL, chosen by the seed, and waits until all have ended.
+What they stored must equal what an undisturbed round stored, where one followed the other. In the other rounds nothing
+is killed: there one writer may only disturb another. ``--record`` appends each round to a file, and goes on after the
+rounds that stand there: many short measurements make a long one.
 The server is `manage.py serve` in a data folder of its own. With ``--own-postgres`` the measurement makes
 a PostgreSQL, and restarting it like a crash (``pg_ctl restart -m immediate``) is one more way to kill.
 """
@@ -33,7 +38,7 @@ import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from benchmarks.fault_work import Work
@@ -190,14 +195,12 @@ def ask_all(work: list[Work], n: int) -> None:
         one.ask(n)
 
 
-def kills_of_a_round(
-    data: Path, rng: random.Random, most: int, work: list[Work], postgres: OwnPostgres | None
-) -> list[str]:
+def kills_of_a_round(data: Path, rng: random.Random, work: list[Work], postgres: OwnPostgres | None) -> list[str]:
     """Kill one to four processes at random moments of the work; several at once in a third of the rounds."""
     done = []
     at_once = rng.random() < 1 / 3
     began = time.monotonic()
-    moments = sorted(rng.uniform(0, LATEST_KILL_SECONDS) for _ in range(min(most, rng.choice([1, 2, 3, 4]))))
+    moments = sorted(rng.uniform(0, LATEST_KILL_SECONDS) for _ in range(rng.choice([1, 2, 3, 4])))
     for moment in [moments[0]] * len(moments) if at_once else moments:
         time.sleep(max(0.0, began + moment - time.monotonic()))
         if all(one.has_ended() for one in work):
@@ -210,32 +213,25 @@ def kills_of_a_round(
     return done
 
 
-def judge(one: Work, counts: Counter[str]) -> str:
-    """Count how a piece of work ended, after what a person would do if it did not end by itself. Returns a sentence."""
+def judge(one: Work) -> dict[str, Any]:
+    """How a piece of work ended, after what a person would do if it did not end by itself. ``why`` is for a reader."""
     verdict = one.verdict() if one.has_ended() else None
-    counts["pieces"] += 1
     if verdict is not None and verdict.is_whole:
-        counts["unaided"] += 1
-        return ""
-    said = f"{one.kind}: {verdict.why if verdict else 'it has not ended'}"
+        return {"how": "unaided"}
+    why = f"{verdict.why if verdict else 'it has not ended'}"
     if verdict is not None:
         with contextlib.suppress(ValueError):  # there is nothing to resume
             one.resume()
-        if wait(one.has_ended, ROUND_SECONDS):
-            verdict = one.verdict()
-            if verdict.is_whole:
-                counts["after Resume"] += 1
-                return f"{said}; whole after Resume"
-        counts["lost"] += verdict.lost
-        counts["doubled"] += verdict.doubled
-    counts["stuck"] += 1
-    return f"{said}; and Resume did not help: {verdict or 'it has not ended'}"
+        if wait(one.has_ended, ROUND_SECONDS) and (verdict := one.verdict()).is_whole:
+            return {"how": "after Resume", "why": why}
+    counts = {} if verdict is None else {"lost": verdict.lost, "doubled": verdict.doubled}
+    return {"how": "stuck", "why": f"{why}; Resume did not help: {verdict or 'it has not ended'}"} | counts
 
 
-def rounds(data: Path, url: str, options: argparse.Namespace, postgres: OwnPostgres | None) -> dict[str, Counter[str]]:
+def rounds(data: Path, url: str, options: argparse.Namespace, postgres: OwnPostgres | None, record: list[Any]) -> None:
+    """Rounds until ``record`` has as many as asked for."""
     from benchmarks import fault_work
 
-    rng = random.Random(options.seed)
     files = fault_work.gym_files(data.parent, FILES_BYTES)
     token = fault_work.token_for_pushes()
     work = [kind(files, url, token) for kind in fault_work.KINDS]
@@ -253,19 +249,15 @@ def rounds(data: Path, url: str, options: argparse.Namespace, postgres: OwnPostg
     running = processes(data)
     absent = [name for name, is_target in TARGETS.items() if not any(is_target(pid, running) for pid in running)]
     assert not absent, f"no process is {' or '.join(absent)}: nothing could be killed"
-    counts: dict[str, Counter[str]] = {one.kind: Counter() for one in work}
-    killed: Counter[str] = Counter()
-    n = 0
     end = time.monotonic() + 60 * options.minutes
-    while (n < options.calm or killed.total() < options.kills) and time.monotonic() < end:
-        n += 1
-        n_kills = 0 if n <= options.calm else options.kills - killed.total()
+    while len(record) < options.rounds and time.monotonic() < end:
+        n = len(record) + 1
         if not wait(lambda: is_well(url), 120):
             print("the server is not well after 120 s", flush=True)
         ask_all(work, n)
         began = time.monotonic()
-        done = kills_of_a_round(data, rng, n_kills, work, postgres) if n_kills else []
-        killed.update(done)
+        rng = random.Random(1000 * options.seed + n)
+        kills = [] if n % 2 else kills_of_a_round(data, rng, work, postgres)
         last = time.monotonic()
         ended: dict[str, float] = {}
 
@@ -276,35 +268,55 @@ def rounds(data: Path, url: str, options: argparse.Namespace, postgres: OwnPostg
             return len(ended) == len(work)
 
         wait(have_ended, ROUND_SECONDS)
-        said = [sentence for one in work if (sentence := judge(one, counts[one.kind]))]
-        for one in work:
-            counts[one.kind]["longest"] = max(counts[one.kind]["longest"], round(ended.get(one.kind, ROUND_SECONDS)))
-        seconds = ", ".join(f"{kind} {after:.0f}" for kind, after in ended.items())
-        print(
-            f"round {n} ({killed.total()} kills): {', '.join(done) or 'none'}; ended after the last [s]: {seconds}; "
-            f"{time.monotonic() - began:.0f} s in all. {' | '.join(said) or 'all whole'}",
-            flush=True,
-        )
-    print(f"killed: {', '.join(f'{name} {times}' for name, times in sorted(killed.items()))}")
-    return counts
+        seconds = round(time.monotonic() - began)
+        outcomes = {one.kind: judge(one) | {"seconds": round(ended.get(one.kind, ROUND_SECONDS))} for one in work}
+        record.append({"n": n, "is_calm": n % 2 == 1, "kills": kills, "seconds": seconds, "work": outcomes})
+        if options.record:
+            with options.record.open("a") as file:
+                file.write(json.dumps(record[-1]) + "\n")
+        said = [f"{kind}: {outcome['how']}, {outcome['why']}" for kind, outcome in outcomes.items() if "why" in outcome]
+        what = f"round {n}: {', '.join(kills) or 'no kills'}; {seconds} s."
+        print(f"{what} {' | '.join(said) or 'all whole'}", flush=True)
 
 
-def table(counts: dict[str, Counter[str]]) -> str:
-    columns = ("pieces", "unaided", "after Resume", "stuck", "lost", "doubled", "longest")
+def summary(record: list[Any]) -> str:
+    """A table of what was counted, and the rounds in which a piece of work was not whole unaided."""
+    calm, killed = ([one for one in record if one["is_calm"] == is_calm] for is_calm in (True, False))
+    columns = ("without kills", "whole", "with kills", "whole unaided", "after Resume", "stuck", "lost", "doubled",
+               "longest [s]")
     lines = [f"| work | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
-    lines += [f"| {kind} | {' | '.join(str(found[name]) for name in columns)} |" for kind, found in counts.items()]
+    for kind in record[0]["work"] if record else ():
+        each = [one["work"][kind] for one in record]
+        how = Counter(outcome["how"] for outcome in each)
+        unaided = [sum(one["work"][kind]["how"] == "unaided" for one in part) for part in (calm, killed)]
+        sums = (sum(outcome.get(name, 0) for outcome in each) for name in ("lost", "doubled"))
+        cells = (len(calm), unaided[0], len(killed), unaided[1], how["after Resume"], how["stuck"], *sums,
+                 max(outcome["seconds"] for outcome in each))
+        lines.append(f"| {kind} | {' | '.join(map(str, cells))} |")
+    kills = Counter(name for one in record for name in one["kills"])
+    lines.append(f"{len(record)} rounds in {sum(one['seconds'] for one in record) / 60:.0f} minutes; killed "
+                 f"{kills.total()}: {', '.join(f'{name} {times}' for name, times in sorted(kills.items())) or 'none'}")
+    lines += [f"round {one['n']} ({', '.join(one['kills']) or 'no kills'}): {kind} {outcome['how']}: {outcome['why']}"
+              for one in record for kind, outcome in one["work"].items() if "why" in outcome]
     return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=10)
-    parser.add_argument("--calm", type=int, default=0, help="rounds without kills, before the others")
+    parser.add_argument("--rounds", type=int, default=10, help="rounds in all; every second one without kills")
+    parser.add_argument("--record", type=Path, help="a file that each round is appended to, and that is gone on from")
+    parser.add_argument("--summary", action="store_true", help="only show what the record holds")
     parser.add_argument("--minutes", type=float, default=600, help="begin no round after so many minutes")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--database", default="", help="DATABASE_URL of an empty database (default: SQLite)")
     parser.add_argument("--own-postgres", action="store_true", help="make a PostgreSQL, and restart it too")
     options = parser.parse_args()
+    record = []
+    if options.record and options.record.exists():
+        record = [json.loads(line) for line in options.record.read_text().splitlines()]
+    if options.summary:
+        print(summary(record))
+        return
     with tempfile.TemporaryDirectory(prefix="inspector-faults-") as folder, contextlib.ExitStack() as stack:
         data = Path(folder) / "data"
         postgres = OwnPostgres(Path(folder) / "postgres") if options.own_postgres else None
@@ -318,9 +330,8 @@ def main() -> None:
             import django
 
             django.setup()
-            counts = rounds(data, url, options, postgres)
-        print(table(counts))
-        print(json.dumps(counts))
+            rounds(data, url, options, postgres, record)
+        print(summary(record))
 
 
 if __name__ == "__main__":

@@ -7,10 +7,17 @@ import re
 import secrets
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
+try:
+    import fcntl
+except ImportError:  # Windows has no such locks
+    fcntl = None  # type: ignore[assignment]
+HAS_LOCKS = fcntl is not None
+
+_DRAFT = re.compile(r"\.(.+)\.[0-9a-f]{16}\.part", re.DOTALL)
 _FOREIGN = re.compile(r"[^\x20-\x7e\n\t]")
 _INNER_COMMAND = re.compile(r"##(?=\w*\[)")
 _COMMAND = re.compile(r"^([ \t]*):(?=:)", re.MULTILINE)
@@ -59,9 +66,52 @@ def show_progress(text: str, end: str = "") -> None:
     stream.flush()
 
 
-def draft_beside(place: Path) -> Path:
-    """A name beside a file that nobody can have guessed, and so has put no link there."""
-    return place.with_name(f".{place.name[:80]}.{secrets.token_hex(8)}.part")
+@contextmanager
+def draft_file(folder: Path, name: str) -> Iterator[IO[bytes]]:
+    """A new file, ``file.name``, that is gone after the block unless the block renames it.
+
+    Nobody can have guessed its name, and so has put no link there. Its lock says that its writer lives; what dead
+    writers of the same ``name`` left goes first. Raises ``OSError``.
+    """
+    remove_dead_drafts(folder, name)
+    for is_last in (False, False, True):
+        path = folder / f".{name[:80]}.{secrets.token_hex(8)}.part"
+        with path.open("x+b") as file:
+            try:
+                if (lock(file) and path.exists()) or is_last:  # else somebody took it for a dead writer's before
+                    yield file
+                    return
+            finally:
+                path.unlink(missing_ok=True)
+
+
+def dead_drafts(folder: Path, name: str = "") -> Iterator[Path]:
+    """The drafts in a folder whose writers are dead: those of a name, or all. A lock is on each until the next one.
+
+    A writer on another machine lives as far as the file system tells its locks to this one.
+    """
+    for entry in os.listdir(folder) if os.access(folder, os.R_OK) else ():
+        if (match := _DRAFT.fullmatch(entry)) and match[1] == (name[:80] or match[1]):
+            path = folder / entry
+            with suppress(OSError), open(open_no_link(path, os.O_RDWR), "r+b", 0) as file:
+                if lock(file) and path.exists():
+                    yield path
+
+
+def remove_dead_drafts(folder: Path, name: str = "") -> None:
+    """Remove the drafts in a folder whose writers are dead: those of a name, or all."""
+    for path in dead_drafts(folder, name):
+        with suppress(OSError):
+            path.unlink()
+
+
+def lock(file: IO[bytes]) -> bool:
+    """Lock an open file until it is closed. False = another process has it, or there are no locks here."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (OSError, AttributeError):
+        return False
+    return True
 
 
 @contextmanager
@@ -69,13 +119,10 @@ def whole_file(path: str | Path) -> Iterator[IO[bytes]]:
     """A file to write, which appears when the block has ended without an error. A link is replaced, not followed.
     Raises ``OSError``."""
     place = Path(path)
-    draft = draft_beside(place)
-    try:
-        with draft.open("xb") as file:
-            yield file
-        draft.replace(place)
-    finally:
-        draft.unlink(missing_ok=True)
+    with draft_file(place.parent, place.name) as file:
+        yield file
+        (file.flush if HAS_LOCKS else file.close)()  # Windows renames no open file
+        os.replace(file.name, place)
 
 
 def open_no_link(path: Path, flags: int) -> int:

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
-from pathlib import Path
 from typing import IO, Annotated, Any, ParamSpec, TypeVar
 
 from django.conf import settings
@@ -23,8 +22,10 @@ from inspector.web.problems import ApiProblem
 from inspector.web.twins import Page, json_page, whole_number
 from rollout_inspector.formats.limits import memory_of
 from rollout_inspector.formats.training_step import checked_rule
+from rollout_inspector.outputs import draft_file
 from rollouts.jobs import push_process, run_actions
 from rollouts.jobs.push_process import PushAnswer, PushedBody, PushesBusy
+from rollouts.store import files
 from rollouts.store.chat_templates.chat_templates import register_chat_template
 from rollouts.store.chat_templates.tokenizers import tokenizer_named, tokenizer_names
 from rollouts.store.database import reload
@@ -201,9 +202,7 @@ def _take(request: HttpRequest, run: Run) -> PushAnswer:
         rule = checked_rule(request.GET.get("training_step", ""))
     except ValueError as error:
         raise ApiProblem(400, f"training_step: {error}") from None
-    folder = Path(settings.INSPECTOR_DATA) / "tmp"
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=folder, prefix="push-") as body:
+    with draft_file(files.scratch_folder(), "push") as body:
         limit = settings.UPLOAD_MAX_BYTES
         too_large = f"The push is larger than {limit >> 20} MB. Send it in parts, each with whole sessions."
         _receive(request, body, limit, too_large)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Self
 
 from django.conf import settings
@@ -14,11 +15,12 @@ from django.shortcuts import redirect
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods
 
-from inspector.chat_templates.uploaded_tokenizer import keep_upload, scratch_folder, unreadable, with_template
+from inspector.chat_templates.uploaded_tokenizer import keep_upload, unreadable, with_template
 from inspector.web.access import access, chosen_project, form_project, project_name, projects_to_filter
 from inspector.web.forms import TokenizerForm
 from inspector.web.twins import Page, from_columns, json_page, page, wants_json
 from rollout_inspector.text import tokenizers
+from rollouts.store import files
 from rollouts.store.chat_templates.tokenizers import list_tokenizers, register_tokenizer
 from rollouts.store.models import Project, Tokenizer
 from rollouts.store.outages import disk_fault
@@ -58,8 +60,8 @@ def _register(form: TokenizerForm, project: Project) -> Tokenizer | None:
         return None
     cleaned = form.cleaned_data
     try:
-        with scratch_folder() as scratch:
-            folder, source, name = _folder_of(cleaned, scratch)
+        with TemporaryDirectory(dir=files.scratch_folder()) as scratch_name:
+            folder, source, name = _folder_of(cleaned, scratch := Path(scratch_name))
             if cleaned.get("chat_template"):
                 folder = with_template(folder, cleaned["chat_template"], scratch)
             tokenizer_name = cleaned["name"].strip() or name

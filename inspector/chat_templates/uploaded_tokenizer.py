@@ -1,18 +1,16 @@
 """Makes a checked folder from an uploaded tokenizer.json or zip."""
 
-import tempfile
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from django import forms
-from django.conf import settings
 from django.core.files.uploadedfile import UploadedFile
 
 from rollout_inspector.text import tokenizers
 from rollout_inspector.text.tokenizers.files import copy_wanted
 from rollout_inspector.text.tokenizers.validate import MAX_ZIP_BYTES, ZIP_TOO_LARGE, check_file
+from rollouts.store import files
 from rollouts.store.chat_templates.tokenizers import register_tokenizer
 from rollouts.store.models import Project, Tokenizer
 from rollouts.store.outages import disk_fault
@@ -40,22 +38,13 @@ def keep_upload(upload: UploadedFile, scratch: Path) -> Path:
     return folder
 
 
-@contextmanager
-def scratch_folder() -> Iterator[Path]:
-    """A temporary folder in the data folder, for files that are not checked yet."""
-    parent = settings.INSPECTOR_DATA / "tmp"
-    parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=parent) as scratch:
-        yield Path(scratch)
-
-
 def register_upload(form: forms.Form, field: str, upload: UploadedFile, project: Project) -> Tokenizer | None:
     """Register an uploaded tokenizer in a project. Returns None, and adds an error to the field, when the upload is no
     tokenizer."""
     try:
-        with scratch_folder() as scratch:
+        with TemporaryDirectory(dir=files.scratch_folder()) as scratch:
             source = f"upload of {upload.name}"
-            return register_tokenizer(keep_upload(upload, scratch), source=source, project=project)
+            return register_tokenizer(keep_upload(upload, Path(scratch)), source=source, project=project)
     except (ValueError, OSError) as error:
         if disk_fault(error):
             raise

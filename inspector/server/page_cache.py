@@ -54,7 +54,7 @@ def keep(key: str, value: Any, seconds: int) -> None:
 
 
 class RequestCounts(LocMemCache):
-    """How often something was tried: counted in Redis; while that takes no count, in the memory of each web process."""
+    """How often something was tried: counted in Redis; while that takes no count, in the memory of each process."""
 
     def _ask(self, method: str, *arguments: Any, **options: Any) -> Any:
         try:

@@ -4,7 +4,10 @@ import hashlib
 import os
 import secrets
 import tempfile
+from contextlib import suppress
 from pathlib import Path
+
+from rollout_inspector.outputs import draft_file, whole_file
 
 LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]", "testserver"})
 """Names under which only browsers of this machine ask."""
@@ -46,11 +49,9 @@ def write_privately() -> None:
 
 def write_private(path: Path, text: str) -> None:
     """Write a file that only its owner can read, whole or not at all."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
-    os.replace(draft, path)
+    with whole_file(path) as file:
+        os.fchmod(file.fileno(), 0o600)
+        file.write(text.encode())
 
 
 def secret_key(data: Path) -> str:
@@ -59,12 +60,10 @@ def secret_key(data: Path) -> str:
     path = data / "secret_key"
     if not path.exists():
         private_folder(data)
-        draft = data / f".secret_key.{os.getpid()}"
-        write_private(draft, secrets.token_urlsafe(50))
-        try:
-            os.link(draft, path)  # when two processes start together, the key of the first one is kept
-        except FileExistsError:
-            pass
-        finally:
-            draft.unlink()
+        with draft_file(data, path.name) as file:
+            os.fchmod(file.fileno(), 0o600)
+            file.write(secrets.token_urlsafe(50).encode())
+            file.flush()
+            with suppress(FileExistsError):  # when two processes start together, the key of the first one is kept
+                os.link(file.name, path)
     return path.read_text(encoding="utf-8").strip()

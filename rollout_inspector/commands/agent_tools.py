@@ -356,7 +356,8 @@ class AgentTools:
             raise ToolRefused(f"This trajectory has {len(rows)} rows, counted from 0; there is no row {row}.")
         if stop > rows[row]["n_tokens"]:
             raise ToolRefused(f"Row {row} has {rows[row]['n_tokens']:,} tokens, so stop is at most that.")
-        return answer_text({"trajectory": code, "row": row, "url": _tokens_url(client, code, row, start, stop)})
+        url = f"{client.url}/trajectories/{code}?row={row}&view=tokens&t={start}-{stop}"
+        return answer_text({"trajectory": code, "row": row, "url": url})
 
 
 def tools_of(tools: AgentTools) -> Iterator[tuple[str, Callable[..., str]]]:
@@ -409,10 +410,6 @@ def _json(value: Any) -> str:
 
 def _at(client: Client, path: str) -> dict[str, str]:
     return {"url": f"{client.url}{path}"}
-
-
-def _tokens_url(client: Client, trajectory: str, row: int, start: int, stop: int) -> str:
-    return f"{client.url}/trajectories/{trajectory}?row={row}&view=tokens&t={start}-{stop}"
 
 
 def _finding(client: Client, finding: Mapping[str, Any]) -> dict[str, Any]:

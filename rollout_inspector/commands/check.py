@@ -46,18 +46,13 @@ def run(options: Namespace) -> int:
     if options.input_format not in ("auto", *FORMATS):
         format_names = ", ".join(FORMATS)
         raise Refusal(f"--input-format: there is no format {options.input_format!r}. There are: {format_names}.")
-    checked = check_files(
-        options.paths, tokenizer, renderer, options.input_format, training_step, _Progress() if _shows() else None
-    )
+    progress = _Progress() if sys.stderr.isatty() else None
+    checked = check_files(options.paths, tokenizer, renderer, options.input_format, training_step, progress)
     verdict = verdict_on(checked, rule)
     write_reports(files, lambda form: REPORTS[form](checked, verdict))
     if options.output and verdict.reasons:
         print(" ".join(verdict.reasons), file=sys.stderr)
     return int(verdict.outcome)
-
-
-def _shows() -> bool:
-    return sys.stderr.isatty()
 
 
 class _Progress:

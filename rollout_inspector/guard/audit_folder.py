@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from rollout_inspector.diagnose import VERSION
 from rollout_inspector.guard.audit_settings import AuditSettings
 from rollout_inspector.guard.shard_audit import FINDING, SCHEMA, AuditShard, CutFiles, unread_row
-from rollout_inspector.outputs import whole_file
+from rollout_inspector.outputs import remove_dead_drafts, whole_file
 from rollout_inspector.refusal import Refusal
 
 FINDINGS, TRAJECTORIES, UNREAD = "findings.parquet", "trajectories.parquet", "unread.parquet"
@@ -45,8 +45,8 @@ class AuditFolder:
             if names and SHARDS not in names:
                 raise Refusal(f"{path} holds other files. Name a new folder, or that of an earlier audit.")
             (self.path / SHARDS).mkdir(parents=True, exist_ok=True)
-            for part in (self.path / SHARDS).glob("*.part"):  # of an audit that was killed
-                part.unlink()
+            for folder in (self.path, self.path / SHARDS):  # the next audit may have other shards
+                remove_dead_drafts(folder)
         except OSError as error:
             raise Refusal(f"{path} cannot be written: {error.strerror}.") from error
 

@@ -19,6 +19,7 @@ from rollout_inspector.guard.shard_audit import AuditShard, audit, reason_of
 from rollout_inspector.refusal import Refusal
 
 MAX_DEATHS = 2  # A shard that ends so many processes in which it was read alone is given up.
+LOOK_SECONDS = 15.0  # How often a Ray cluster that tells of no shard is asked whether it has a node.
 ANSWER_SECONDS = 5.0
 """How long a Ray cluster may take to answer. Ray itself waits for minutes, and then ends the whole process."""
 
@@ -139,7 +140,12 @@ def on_ray(todo: Todo, settings: AuditSettings, address: str = "auto") -> Done:
                 under_way[remote.remote(item[1], settings_reference)] = item[0]
             if not under_way:
                 return
-            for reference in ray.wait(list(under_way))[0]:
+            done = ray.wait(list(under_way), timeout=LOOK_SECONDS)[0]
+            if not done and not ray.cluster_resources().get("CPU"):  # Ray would wait for another node without an end
+                for key in (*under_way.values(), *(key for key, _ in waiting)):
+                    yield key, "No node is left in the Ray cluster. Start one, and audit again: what is done is kept."
+                return
+            for reference in done:
                 yield under_way.pop(reference), _of_ray(ray, reference)
     finally:
         for reference in under_way:

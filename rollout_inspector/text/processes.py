@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 ROOT = Path(__file__).resolve().parents[2]
 END_SECONDS = 30.0  # How long a process that has closed its pipe may take to end before it is killed.
@@ -42,13 +42,24 @@ class Late(Exception):
     """A child process did not answer in time."""
 
 
+class Counts(Protocol):
+    """Numbers and sentences that several processes share until they expire, as a cache of Django does."""
+
+    def add(self, key: str, value: Any, timeout: float) -> Any: ...
+    def incr(self, key: str) -> Any: ...
+    def get(self, key: str) -> Any: ...
+
+
 class Faults:
     """How often a child process had to be ended lately because of one thing that a stranger wrote."""
 
     MAX, REST_SECONDS = 3, 300.0
     """After so many faults in so long the thing is not tried again, until one of them is older."""
+    LOOK_SECONDS = 1.0  # How long what other processes have counted is believed.
 
-    def __init__(self) -> None:
+    def __init__(self, counts: Counts | None = None, key: str = "") -> None:
+        """``counts``: where the processes that try the thing ``key`` count together; None = this one counts alone."""
+        self._counts, self._key, self._look_at, self._is_elsewhere = counts, key, 0.0, False
         self._times: list[float] = []
         self._sentence = ""
 
@@ -56,13 +67,23 @@ class Faults:
         """Count a fault. ``sentence`` says what happened."""
         self._times.append(time.monotonic())
         self._sentence = sentence
+        if self._counts is not None:
+            for key, value in ((self._key, 0), (f"{self._key}:said", sentence)):
+                self._counts.add(key, value, self.REST_SECONDS)
+            with contextlib.suppress(ValueError):  # it expired just now
+                self._counts.incr(self._key)
+            self._look_at = 0.0
 
     @property
     def refusal(self) -> str:
         """Why the thing is not tried now, as a sentence; empty = it may be."""
         now = time.monotonic()
         self._times = [at for at in self._times if now - at < self.REST_SECONDS]
-        if len(self._times) < self.MAX:
+        if self._counts is not None and now >= self._look_at:
+            self._look_at = now + self.LOOK_SECONDS
+            self._is_elsewhere = int(self._counts.get(self._key) or 0) >= self.MAX
+            self._sentence = self._sentence or str(self._counts.get(f"{self._key}:said") or "")
+        if len(self._times) < self.MAX and not self._is_elsewhere:
             return ""
         minutes = f"{self.REST_SECONDS / 60:.0f} minutes"
         return f"{self._sentence} That happened {self.MAX} times, so it is not tried again for {minutes}."

@@ -22,7 +22,7 @@ from rollouts.jobs.broker import send_job
 from rollouts.jobs.gap_reports import ask_for_gap
 from rollouts.jobs.run_parts import cut_run, range_of
 from rollouts.store import models
-from rollouts.store.chat_templates.chat_templates import find_chat_template
+from rollouts.store.chat_templates.chat_templates import faults_in, find_chat_template
 from rollouts.store.chat_templates.tokenizers import byte_table_of, load_tokenizer
 from rollouts.store.jobs.jobs import Beat, JobKind, Sharing, ask_job, end_job
 from rollouts.store.models import Job
@@ -66,7 +66,10 @@ def _codec(files_sha256: str) -> Codec:
 def _renderer(run: int, project: int, files_sha256: str, sha256: str) -> TemplateRenderer | None:
     """Each run has its own, so that messages on which a template never ends cost no other run its renders."""
     template = find_chat_template(project, sha256)
-    return None if template is None else chat_templates.renderer(load_tokenizer(files_sha256), template.text)
+    if template is None:
+        return None
+    loaded, faults = load_tokenizer(files_sha256), faults_in(run, template.text)
+    return chat_templates.renderer(loaded, template.text, faults=faults)
 
 
 def renderer_for(run: models.Run) -> Callable[[str], TemplateRenderer | None]:

@@ -206,12 +206,10 @@ def differences(reading: ParserReading, stored: ParserReading, is_reasoning: boo
     if is_reasoning:
         return ["reasoning"] if reading.reasoning.split() != stored.reasoning.split() else []
     differs = ["calls"] if [*map(_plain, reading.calls)] != [*map(_plain, stored.calls)] else []
-    content = reading.content if reading.reasoning else plain_message(reading.content, _no_calls)["content"]
+    content = reading.content
+    if not reading.reasoning:
+        content = plain_message(content, lambda text, _: (text, []))["content"]
     return [*differs, *(["content"] if content.split() != stored.content.split() else [])]
-
-
-def _no_calls(text: str, tools: object) -> tuple[str, list[dict[str, Any]]]:
-    return text, []
 
 
 def _plain(call: ToolCall) -> tuple[str, Any]:

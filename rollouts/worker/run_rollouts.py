@@ -24,6 +24,7 @@ from rollouts.jobs.warm_engines import engine_of, live_trajectories
 from rollouts.sampling.engines import EngineError, Sampling, reason
 from rollouts.sampling.environments import ENVIRONMENTS, Task
 from rollouts.sampling.loop import Callbacks, RolloutJob, RolloutLimits, run_batch
+from rollouts.store.chat_templates.chat_templates import faults_in
 from rollouts.store.chat_templates.tokenizers import load_tokenizer
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.models import ChatTemplate, Run, StoredTrajectory
@@ -261,7 +262,9 @@ def _context(run: Run, tokenizer: LoadedTokenizer) -> Context:
     contexts = []
     for template in _templates(run):
         # One date for the whole run, so that a trajectory that is taken up again on another day keeps its prompts.
-        rendering = renderer(tokenizer, template.text, run.created_at.isoformat())
+        rendering = renderer(
+            tokenizer, template.text, run.created_at.isoformat(), faults_in(run.pk, template.text)
+        )
         bridge = bridges_of(tokenizer, rendering)
         contexts.append(Context(tokenizer, rendering, tokenizer.stop_ids, bridge=bridge))
     prompts, *rows = contexts

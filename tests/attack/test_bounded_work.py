@@ -1,8 +1,12 @@
 """Work that strangers' texts and archives ask for is bounded, and what was left out is said."""
 
 import io
+import json
+import os
 import random
 import struct
+import subprocess
+import sys
 import tracemalloc
 import zipfile
 from dataclasses import replace
@@ -31,6 +35,7 @@ from rollout_inspector.text.tokenizers import TokenizerUnusable, check_folder, u
 from rollouts.jobs.diagnosis import diagnosis_for
 from rollouts.store.chat_templates.chat_templates import register_chat_template
 from rollouts.store.models import Project, Run
+from tests.conftest import ROOT
 from tests.web.trajectory_samples import Maker
 
 # -- texts compared line by line
@@ -228,3 +233,40 @@ def test_a_template_that_never_ends_is_not_rendered_again_and_again(
     diagnosis_for(make.conversation("healthy"), Run.objects.get(pk=other.pk))
     assert renders
     assert examine(values[0], make.tokenizer, lambda _: None).checks["delta"] == ["chat template"]
+
+
+RENDER = """
+import json, sys
+import django
+django.setup()
+from rollout_inspector.text.chat_templates.sandbox import client
+from rollout_inspector.streams.interfaces import Conversation
+from rollout_inspector.text.chat_templates import renderer
+from rollouts.store.chat_templates.chat_templates import faults_in
+client.CPU_SECONDS, client.WALL_SECONDS, run, n = 0, 1.2, int(sys.argv[1]), int(sys.argv[2])
+rendered, render = [], client.render
+client.render = lambda *of: rendered.append(1) or render(*of)
+rendering = renderer(None, sys.argv[3], faults=faults_in(run, sys.argv[3]))
+for _ in range(n):
+    outcome = rendering.render_many([Conversation(({"role": "user", "content": "12 * 7"},), None, {}, True)])[0]
+print(json.dumps([len(rendered), outcome.error]))
+"""
+
+
+def test_workers_share_what_a_template_cost_them(live_redis: str) -> None:
+    """Each process of a worker paid three limits for the same template of the same run."""
+
+    def rendered(run: int, n: int, redis_url: str = live_redis) -> list[Any]:
+        environment = {**os.environ, "REDIS_URL": redis_url, "DJANGO_SETTINGS_MODULE": "inspector.settings"}
+        command = [sys.executable, "-c", RENDER, str(run), str(n), NEVER_ENDS]
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+        answer: list[Any] = json.loads(done.stdout)
+        return answer
+
+    assert rendered(1, Faults.MAX - 1)[0] == Faults.MAX - 1
+    n, sentence = rendered(1, 3)
+    assert n == 1 and "not tried again" in sentence
+    n, sentence = rendered(1, 3)
+    assert n == 0 and "time" in sentence and "not tried again" in sentence
+    assert rendered(2, 1)[0] == 1, "another run pays for itself"
+    assert rendered(1, 5, "redis://127.0.0.1:1/0")[0] == Faults.MAX, "without Redis each process counts alone"

@@ -21,6 +21,7 @@ from django.utils import timezone
 
 from inspector.server import health
 from rollout_inspector.diagnose.checks import Diagnosis
+from rollout_inspector.outputs import draft_file
 from rollouts.jobs import diagnosis, run_actions, template_checks
 from rollouts.jobs.exports import exports
 from rollouts.jobs.imports import imports
@@ -431,10 +432,8 @@ def test_the_files_of_exports_go_with_their_run(web: Client) -> None:
     run = stored_run(2)
     job = ask_job(run, "export", {"format": "own_jsonl"})[0]
     jobs.do_job(job.pk)
-    draft = exports.drafts_folder() / f"{job.code}.0.part"  # of a worker that was killed
-    draft.touch()
     exports.drop_files()
-    assert files.exists(exports.key_of(job)) and not draft.exists()
+    assert files.exists(exports.key_of(job))
     web.post(f"/runs/{run.code}/delete", {"sure": "yes"})
     assert not files.exists(exports.key_of(job))
 
@@ -529,17 +528,21 @@ def test_leftovers_of_processes_that_were_killed_are_removed(settings: Any, tmp_
     kept = [stored / "uploads" / run.code / "a.jsonl" for run in (live, failed)]
     gone = [stored / "uploads" / done.code / "a.jsonl", tmp_path / "in_place" / "nobody"]
     gone += [tmp_path / "tmp" / "old.upload", stored / "exports" / "nobody" / "run.jsonl"]
-    gone += [stored / "uploads" / "nobody" / "a.jsonl", stored / ".drafts" / "draft-old"]
-    kept += [tmp_path / "tmp" / "new.upload", stored / "tokenizers" / "demo", stored / ".drafts" / "draft-new"]
+    gone += [stored / "uploads" / "nobody" / "a.jsonl", stored / ".drafts" / f".draft.{'0' * 16}.part"]
+    gone += [tmp_path / "tmp" / f".backup.{'0' * 16}.part"]
+    kept += [tmp_path / "tmp" / "new.upload", stored / "tokenizers" / "demo"]
     for path in (path for path in gone + kept if not path.exists()):
         path.parent.mkdir(exist_ok=True, parents=True)
-        if path.suffix or path.name.startswith("draft"):
+        if path.suffix:
             path.write_bytes(b"x")
         else:
             path.mkdir()
-        if path.name.startswith(("old", "draft-old")):
+        if path.name.startswith("old"):
             os.utime(path, (0, 0))
-    unused_files.sweep()
+    with draft_file(stored / ".drafts", "draft") as alive:
+        os.utime(alive.name, (0, 0))
+        unused_files.sweep()
+        assert Path(alive.name).exists()
     assert all(path.exists() for path in kept) and not any(path.exists() for path in gone)
     Run.objects.update(finished_at=timezone.now() - timedelta(days=8))
     unused_files.sweep()
@@ -582,20 +585,23 @@ def test_health_says_that_the_disk_is_full(client: Client, monkeypatch: pytest.M
     assert answer.status_code == 503 and "make room" in answer.json()["disk"]
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is of Linux")
 @pytest.mark.parametrize("format_name", ["own_jsonl", "own_parquet"])
 def test_an_export_on_a_full_disk_leaves_nothing_and_is_tried_again(
     format_name: str, settings: Any, tmp_path: Path
 ) -> None:
     settings.INSPECTOR_DATA = tmp_path
     job = ask_job(stored_run(2), "export", {"format": format_name})[0]
-    full = exports.drafts_folder() / f"{job.code}.1.part"
-    full.symlink_to("/dev/full")  # every write to it finds no room
-    jobs.do_job(job.pk)
-    job.refresh_from_db()
-    assert (job.status, job.error) == ("running", "The disk of the server is full.")
-    assert not list(exports.drafts_folder().iterdir()) and not list(files.listed("exports/"))
-    assert look_again(job).status == "done" and files.size(exports.key_of(job)) == job.bytes_written
+    disk = faults.SmallDisk(tmp_path / "tmp", 4)
+    try:
+        disk.fill()
+        jobs.do_job(job.pk)
+        job.refresh_from_db()
+        assert (job.status, job.error) == ("running", "The disk of the server is full.")
+        assert not list(files.scratch_folder().glob(".*")) and not list(files.listed("exports/"))
+        disk.make_room()
+        assert look_again(job).status == "done" and files.size(exports.key_of(job)) == job.bytes_written
+    finally:
+        disk.close()
 
 
 @pytest.mark.parametrize("address", ["/tokenizers", "/import"])

@@ -102,11 +102,11 @@ def test_a_stopped_audit_goes_on_and_a_changed_file_is_read_again(
     run(files, "--output", tmp_path / "out")
     first, n_shards = written(tmp_path / "out"), len(read)
     shard = next((tmp_path / "out" / "shards").glob("*.parquet"))
-    shard.rename(shard.with_suffix(".part"))  # as a kill leaves it
+    shard.rename(shard.with_name(f".{shard.name}.{'0' * 16}.part"))  # as a kill leaves it
     (tmp_path / "out" / SUMMARY).unlink()
     read.clear()
     run(files, "--output", tmp_path / "out")
-    assert len(read) == 1 and written(tmp_path / "out") == first
+    assert len(read) == 1 and written(tmp_path / "out") == first and not list(tmp_path.glob("out/**/*.part"))
     assert f"{n_shards - 1} of {n_shards} shards are done already." in capsys.readouterr().err
     path = files / "step_10" / "rollouts.jsonl"
     path.write_text(lines_of("clean"))

@@ -16,6 +16,7 @@ from botocore.exceptions import ClientError
 from inspector.server.env import EnvironmentReader
 from inspector.server.file_storage import file_storage
 from inspector.server.system_checks import check_files
+from rollout_inspector.outputs import draft_file
 from rollouts.store import files
 from rollouts.store.files import StorageDown, cache
 from rollouts.store.files.bucket import BucketStorage
@@ -144,16 +145,18 @@ def test_a_file_is_whole_or_not_there(storage: str) -> None:
     assert list(files.listed("")) == []
 
 
-def test_an_old_draft_is_removed(tmp_path: Path, settings: Any) -> None:
+def test_a_draft_of_a_dead_writer_is_removed(tmp_path: Path, settings: Any) -> None:
     entry = file_storage(EnvironmentReader({"INSPECTOR_FILES": str(tmp_path)}))
     settings.STORAGES = {**settings.STORAGES, "default": entry}
     files.put("a", io.BytesIO(b"1"))
-    old, new = tmp_path / ".drafts" / "draft-1", tmp_path / ".drafts" / "draft-2"
-    for draft in (old, new):
-        draft.write_bytes(b"half")
-    os.utime(old, (1, 1))
-    files.remove_drafts(3600)
-    assert not old.exists() and new.exists() and [one.key for one in files.listed("")] == ["a"]
+    dead = tmp_path / ".drafts" / f".draft.{'0' * 16}.part"
+    dead.write_bytes(b"half")
+    with draft_file(tmp_path / ".drafts", "other") as alive:
+        os.utime(alive.name, (1, 1))
+        assert list(files.left_drafts()) == [dead]
+        files.put("b", io.BytesIO(b"1"))
+        assert not dead.exists() and Path(alive.name).exists()
+    assert [one.key for one in files.listed("")] == ["a", "b"]
 
 
 def test_an_outage_is_told_as_a_sentence_and_passes(in_bucket: str, s3: Any) -> None:

@@ -150,7 +150,7 @@ def test_an_export_that_breaks_off_leaves_no_file(monkeypatch: pytest.MonkeyPatc
     jobs.work_on(taken, lambda held: cancel_job(Job.objects.get(pk=held.pk)))
     job.refresh_from_db()
     assert job.status == "cancelled" and not list(files.listed(exports.prefix_of(job.code)))
-    assert not exports.draft_of(job).exists()
+    assert not list(files.scratch_folder().glob(".*.part"))
 
 
 def test_what_a_strategy_refuses_is_noted_where_it_is_forced(tiny_tokenizer: Path) -> None:

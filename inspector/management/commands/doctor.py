@@ -19,7 +19,7 @@ from rollouts.jobs.broker import redis_fault
 from rollouts.jobs.storage.clock import fault_of_clock
 from rollouts.jobs.storage.unused_files import JOB_AGE
 from rollouts.management import TerminalCommand
-from rollouts.store import storage_mark
+from rollouts.store import files, storage_mark
 from rollouts.store.database import refusal_of_old_database
 from rollouts.store.files.values import StorageDown
 from rollouts.store.jobs.jobs import old_jobs
@@ -102,5 +102,8 @@ class Command(TerminalCommand):
 
 
 def _old_rows() -> dict[str, int]:
-    """What the sweep removes by its age -> how much of it there is now."""
-    return {"expired sessions": expired_sessions().count(), "old jobs": old_jobs(JOB_AGE).count()}
+    """What the sweep removes -> how much of it there is now."""
+    return {
+        "expired sessions": expired_sessions().count(), "old jobs": old_jobs(JOB_AGE).count(),
+        "files of dead writers": sum(1 for _ in files.left_drafts()),
+    }

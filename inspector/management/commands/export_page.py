@@ -2,15 +2,12 @@
 
 import json
 from argparse import ArgumentParser
-from pathlib import Path
 from typing import Any
-
-from django.core.management.base import CommandError
 
 from inspector.trajectories.discussion import CommentValues
 from inspector.trajectories.offline_page import offline_file
 from inspector.trajectories.place import View
-from rollout_inspector.outputs import whole_file
+from rollout_inspector.guard.text_files import write_whole
 from rollouts.management import TerminalCommand
 from rollouts.management.arguments import trajectory_named
 from rollouts.store.trajectories.comments import comments_of
@@ -36,15 +33,12 @@ class Command(TerminalCommand):
         view_options = {name: options[name] for name in ("row", "finding", "view", "lens") if options[name] is not None}
         comments = [] if options["no_comments"] else comments_of(trajectory)
         offline = offline_file(trajectory, view_options, [CommentValues.to_read(item) for item in comments])
-        target = Path(options["output"])
-        try:
-            with whole_file(target) as file:
-                n_bytes = file.write(offline.html.encode())
-        except OSError as error:
-            raise CommandError(f"{target} cannot be written: {error.strerror}.") from error
+        target, data = options["output"], offline.html.encode()
+        write_whole(target, data, "The page")
+        n_bytes = len(data)
         if options["json"]:
             rows = [dict(zip(("row", "start", "stop", "n_tokens"), part, strict=True)) for part in offline.rows]
-            summary = {"trajectory": trajectory.code, "file": str(target), "bytes": n_bytes, "rows": rows}
+            summary = {"trajectory": trajectory.code, "file": target, "bytes": n_bytes, "rows": rows}
             self.stdout.write(json.dumps({**summary, "findings": offline.findings, "complete": offline.is_whole}))
             return
         parts = "; ".join(f"row {row}, tokens {start:,}-{stop:,} of {n:,}" for row, start, stop, n in offline.rows)

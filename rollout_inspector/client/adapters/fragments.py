@@ -13,12 +13,7 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
-from rollout_inspector.outputs import open_no_link, whole_file
-
-try:
-    import fcntl
-except ImportError:  # Windows: what another process left is then sent by hand
-    fcntl = None  # type: ignore[assignment]
+from rollout_inspector.outputs import HAS_LOCKS, lock, open_no_link, whole_file
 
 _SUFFIX = ".jsonl.gz"
 
@@ -48,7 +43,7 @@ class FragmentFolder:
             about = json.loads((path / "stream.json").read_bytes())
         except (OSError, ValueError):
             return None
-        if fcntl is None or not isinstance(about, dict) or not {"url", "run", "name", "tokenizer"} <= about.keys():
+        if not HAS_LOCKS or not isinstance(about, dict) or not {"url", "run", "name", "tokenizer"} <= about.keys():
             return None
         lock = locked_file(path / "lock")
         return cls(path, about, lock) if lock is not None else None
@@ -125,12 +120,9 @@ def folders_left(folder: Path, url: str, mine: FragmentFolder | None) -> list[Fr
 def locked_file(path: Path) -> IO[bytes] | None:
     """The open lock file; None where another process holds it."""
     file = os.fdopen(open_no_link(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab")
-    if fcntl is not None:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            file.close()
-            return None
+    if HAS_LOCKS and not lock(file):
+        file.close()
+        return None
     return file
 
 

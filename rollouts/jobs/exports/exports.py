@@ -10,7 +10,6 @@ from operator import attrgetter
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from django.conf import settings
 from django.db.models import QuerySet
 from django.utils import timezone
 
@@ -18,6 +17,7 @@ from rollout_inspector.formats import FORMATS
 from rollout_inspector.formats.registry import Join
 from rollout_inspector.formats.writers import exports
 from rollout_inspector.formats.writers.exports import EXPORTS, Export, padded
+from rollout_inspector.outputs import draft_file
 from rollout_inspector.refusal import Refusal, Remedy
 from rollout_inspector.streams.strategies import STRATEGIES
 from rollout_inspector.streams.strategies.replay import replay_many
@@ -244,8 +244,7 @@ def cause_of(run: models.Run, value: Trajectory) -> str:
 def do_job(job: Job, beat: Beat) -> None:
     """Write the run of a job to a file, as its options say."""
     drop_files()
-    report = do_shard(job, beat)["report"]
-    _end(job, [report], report["bytes"])
+    _end(job, [do_shard(job, beat)["report"]])
 
 
 def cut(job: Job, beat: Beat) -> list[dict[str, int]]:
@@ -260,7 +259,7 @@ def do_shard(job: Job, beat: Beat) -> dict[str, Any]:
     what is told of it in the end."""
     whole = job.whole or job
     assert whole.run is not None
-    draft, plan = draft_of(job), ExportOptions(**whole.options)
+    plan = ExportOptions(**whole.options)
     records = finished_trajectories(whole.run, *range_of(job))
     if plan.only:
         records = passing(records, whole.run, plan.filters)
@@ -274,17 +273,14 @@ def do_shard(job: Job, beat: Beat) -> dict[str, Any]:
         n_done += 1
         beat.now_and_then(n_done=n_done)
 
-    try:
-        with draft.open("wb") as file:
-            part = write_part(whole.run, records, plan, file, tell=notes.append, tick=tick)
+    with draft_file(files.scratch_folder(), job.code) as file:
+        part = write_part(whole.run, records, plan, file, tell=notes.append, tick=tick)
         if job is whole:
             sentence_of([part], plan)  # before a file is put
-        size = draft.stat().st_size
+        file.flush()
         beat(n_done=total)
-        files.put(key_of(job) if job is whole else part_of(job), draft, move=True)
-    finally:
-        draft.unlink(missing_ok=True)
-    return {"report": {"part": list(part), "notes": notes[:MAX_NOTES], "n_notes": len(notes), "bytes": size}}
+        files.put(key_of(job) if job is whole else part_of(job), Path(file.name), move=True)
+    return {"report": {"part": list(part), "notes": notes[:MAX_NOTES], "n_notes": len(notes)}}
 
 
 def join(job: Job, beat: Beat) -> None:
@@ -300,15 +296,11 @@ def join(job: Job, beat: Beat) -> None:
             with files.open_file(part_of(shard)) as part:
                 yield part
 
-    draft = draft_of(job)
-    try:
-        with draft.open("wb") as file:
-            join_files(parts(), file)
-        size = draft.stat().st_size
-        files.put(key_of(job), draft, move=True)
-    finally:
-        draft.unlink(missing_ok=True)
-    _end(job, reports, size)
+    with draft_file(files.scratch_folder(), job.code) as file:
+        join_files(parts(), file)
+        file.flush()
+        files.put(key_of(job), Path(file.name), move=True)
+    _end(job, reports)
     for shard in shards:  # what a lost worker leaves goes with the file
         files.delete(part_of(shard))
 
@@ -318,14 +310,14 @@ def _join_of(options: ExportOptions) -> Join | None:
     return FORMATS[options.format].join if target is None else target.join
 
 
-def _end(job: Job, reports: Sequence[Mapping[str, Any]], size: int) -> None:
+def _end(job: Job, reports: Sequence[Mapping[str, Any]]) -> None:
     parts = [WrittenPart(*report["part"]) for report in reports]
     left_out = sentence_of(parts, ExportOptions(**job.options))
     notes = [note for report in reports for note in report["notes"]][:MAX_NOTES]
     more = sum(report["n_notes"] for report in reports) - len(notes)
     ended = end_job(
         job, Job.Status.DONE, n_written=sum(part.n for part in parts), n_done=job.n_total,
-        bytes_written=size,
+        bytes_written=files.size(key_of(job)),
         notes=[left_out, *notes, *[f"And {more:,} more."] * (more > 0)] if left_out else [],
         expires_at=timezone.now() + FILE_AGE,
     )
@@ -337,18 +329,6 @@ def part_of(shard: Job) -> str:
     """The file that a shard writes."""
     assert shard.whole is not None
     return f"{prefix_of(shard.whole.code)}part-{shard.options['first']}"
-
-
-def drafts_folder() -> Path:
-    """Where this machine writes exports until they are whole."""
-    folder = Path(settings.INSPECTOR_DATA) / "tmp" / "exports"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return folder
-
-
-def draft_of(job: Job) -> Path:
-    """Where this attempt of an export is written."""
-    return drafts_folder() / f"{job.code}.{job.attempt}.part"
 
 
 def prefix_of(code: str) -> str:
@@ -365,14 +345,7 @@ def drop_files() -> None:
     """Remove files that are no longer offered: they expired, their run was deleted, or their worker was lost. Raises
     :class:`rollouts.store.files.StorageDown`."""
     stored = {file.key.split("/")[1] for file in files.listed("exports/")}  # before asking which of them are needed
-    drafts = list(drafts_folder().iterdir())
-    attempts = files_in_use()
-    for path in drafts:
-        code, *suffixes = path.name.split(".")
-        # The draft of an attempt that is over stays behind when its worker is killed.
-        if attempts.get(code) != suffixes[0]:
-            path.unlink(missing_ok=True)
-    for code in stored - set(attempts):
+    for code in stored - files_in_use():
         files.delete_all(prefix_of(code))
 
 

@@ -13,6 +13,7 @@ from rollout_inspector.text import chat_templates, tokenizers
 from rollout_inspector.text.replies.call_readers import parser_of
 from rollout_inspector.text.tokenizers.pieces import PieceEncoder
 from rollouts.jobs.replays import renderers_package
+from rollouts.store.chat_templates.chat_templates import faults_in
 from rollouts.store.chat_templates.tokenizers import load_tokenizer
 from rollouts.store.models import Run, StoredTrajectory
 from rollouts.store.text import without_paths
@@ -74,13 +75,15 @@ def _rendering(
         except tokenizers.TokenizerUnusable as error:
             raise StrategyRefused(f"A text of this trajectory cannot be encoded. {error}") from error
 
-    renderer = chat_templates.PrefetchingRenderer(loaded, text, encode, prefetch=pieces.prefetch)
+    faults = faults_in(run.pk, text)
+    renderer = chat_templates.PrefetchingRenderer(loaded, text, encode, prefetch=pieces.prefetch, faults=faults)
     context = Context(
         loaded, renderer, loaded.stop_ids, fast_encode=encode, bridge=renderers_package.bridges_of(loaded, renderer),
         keeps_prompts=not is_other,
     )
     if rows is not None:
-        of_rows = Context(loaded, chat_templates.renderer(loaded, rows.text), loaded.stop_ids, fast_encode=encode)
+        row_renderer = chat_templates.renderer(loaded, rows.text, faults=faults_in(run.pk, rows.text))
+        of_rows = Context(loaded, row_renderer, loaded.stop_ids, fast_encode=encode)
         context = replace(context, rows=of_rows)
     return context, loaded
 

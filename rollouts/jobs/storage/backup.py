@@ -4,21 +4,19 @@ database is read again. ``manifest.json`` is written last and holds the size and
 
 import hashlib
 import json
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import IO, Any
 
 import msgspec
 from django.apps import apps
-from django.conf import settings
 from django.core.files.storage import Storage
 from django.db import connection, transaction
 from django.db.migrations.recorder import MigrationRecorder
 
+from rollout_inspector.outputs import draft_file
 from rollout_inspector.refusal import Refusal
 from rollouts.store import files
 from rollouts.store.backup_tables import write_table
@@ -68,7 +66,8 @@ def back_up(target: Storage, tell: Callable[[str], object]) -> Manifest:
         before = {stored.key for stored in files.listed("")}
         manifest, segments = _save_tables(target, f"tables-{attempt}")
         tell(f"{sum(manifest.rows.values()):,} rows of {len(manifest.rows)} tables are saved.")
-        keys = sorted(key for key in before | {stored.key for stored in files.listed("")} if _is_copied(key))
+        stored_keys = before | {stored.key for stored in files.listed("")}
+        keys = sorted(key for key in stored_keys if not key.startswith(OF_THIS_PLACE))
         for key in keys:
             if key not in copied and (part := _copy_file(key, target)) is not None:
                 copied[key] = part
@@ -140,17 +139,13 @@ def _save_tables(target: Storage, folder: str) -> tuple[Manifest, set[str]]:
 
             @contextmanager
             def open_part(table: str = table, parts: list[Part] = parts) -> Iterator[IO[bytes]]:
-                with _draft() as file:
+                with draft_file(files.scratch_folder(), "backup") as file:
                     yield file
                     parts.append(_put_draft(target, f"{folder}/{table}/{len(parts):05}.arrow", file))
 
             manifest.rows[table] = write_table(model, open_part)
             manifest.tables[table] = parts
     return manifest, segments
-
-
-def _is_copied(key: str) -> bool:
-    return not key.startswith(OF_THIS_PLACE)
 
 
 def _copy_file(key: str, target: Storage) -> Part | None:
@@ -169,15 +164,9 @@ def _copy(source: IO[bytes], target: IO[bytes]) -> None:
 
 
 def _put(target: Storage, name: str, write: Callable[[IO[bytes]], object]) -> Part:
-    with _draft() as file:
+    with draft_file(files.scratch_folder(), "backup") as file:
         write(file)
         return _put_draft(target, name, file)
-
-
-@contextmanager
-def _draft() -> Iterator[IO[bytes]]:
-    with tempfile.NamedTemporaryFile(dir=Path(settings.INSPECTOR_DATA) / "tmp", prefix="backup-") as file:
-        yield file  # type: ignore[misc]
 
 
 def _put_draft(target: Storage, name: str, file: IO[bytes]) -> Part:

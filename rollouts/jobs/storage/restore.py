@@ -1,12 +1,11 @@
 """Fills an empty database, of any kind, and a file storage from a backup. The backup may be of an older version."""
 
 import hashlib
-import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from django.conf import settings
 from django.contrib.auth import get_user_model
 from django.core.files.storage import Storage
 from django.core.management import call_command
@@ -15,6 +14,7 @@ from django.db import connection, transaction
 from django.db.migrations.executor import MigrationExecutor
 from django.db.migrations.recorder import MigrationRecorder
 
+from rollout_inspector.outputs import draft_file
 from rollout_inspector.refusal import Refusal, Remedy
 from rollouts.jobs.storage.backup import Manifest, Part, read_manifest
 from rollouts.store import files, storage_mark
@@ -120,26 +120,27 @@ def _restore_file(source: Storage, part: Part) -> None:
         files.put(part.name, Path(file.name))
 
 
-def _checked(source: Storage, name: str, part: Part) -> IO[bytes]:
-    """A copy of a file of the backup on this machine, compared with its digest. The caller closes it."""
+@contextmanager
+def _checked(source: Storage, name: str, part: Part) -> Iterator[IO[bytes]]:
+    """A copy of a file of the backup on this machine, compared with its digest."""
     backend: Any = source
     try:
         files.checked(name)  # before it is read: the storage would not refuse each name in words of ours
     except ValueError as error:
         raise Refusal(f"The backup names a file that no storage takes. {error}") from error
-    copy = tempfile.NamedTemporaryFile(dir=Path(settings.INSPECTOR_DATA) / "tmp", prefix="restore-")  # noqa: SIM115
     digest = hashlib.sha256()
-    try:
-        with backend.reader(name) as file:
-            while data := file.read(1 << 20):
-                digest.update(data)
-                copy.write(data)
-    except FileNotFoundError:
-        copy.close()
-        raise Refusal(f"The backup lacks {name}, which its manifest names. Use another backup.") from None
-    if digest.hexdigest() != part.sha256:
-        copy.close()
-        raise Refusal(f"{name} of the backup is damaged: its SHA-256 is not that of the manifest. Use another backup.")
-    copy.flush()
-    copy.seek(0)
-    return copy  # type: ignore[return-value]
+    with draft_file(files.scratch_folder(), "restore") as copy:
+        try:
+            with backend.reader(name) as file:
+                while data := file.read(1 << 20):
+                    digest.update(data)
+                    copy.write(data)
+        except FileNotFoundError:
+            raise Refusal(f"The backup lacks {name}, which its manifest names. Use another backup.") from None
+        if digest.hexdigest() != part.sha256:
+            raise Refusal(
+                f"{name} of the backup is damaged: its SHA-256 is not that of the manifest. Use another backup."
+            )
+        copy.flush()
+        copy.seek(0)
+        yield copy

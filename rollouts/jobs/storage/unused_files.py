@@ -3,10 +3,12 @@
 import logging
 import shutil
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from datetime import timedelta
+from itertools import chain
 from pathlib import Path
 
-from django.conf import settings
 from django.core.cache import cache
 from django.utils import timezone
 
@@ -31,14 +33,14 @@ log = logging.getLogger(__name__)
 UPLOAD_AGE = timedelta(days=7)  # How long the uploads of an import that broke off are kept for *Resume*.
 JOB_AGE = timedelta(days=90)  # How long a job that has ended is kept where its run has had a later one of its kind.
 LIST_SECONDS = 24 * 3600  # How often the segments of the file storage are listed.
-DRAFT_AGE_SECONDS = 24 * 3600.0  # No request takes so long. An older draft belongs to a process that is gone.
+UPLOAD_SECONDS = 24 * 3600.0  # No request takes so long. An older file belongs to a process that is gone.
 PREVIEW_SECONDS = 20.0  # How long one sweep writes the lines of trajectories that an older version stored.
 
 
 def sweep() -> None:
     """Remove what is old, unless the clock may be wrong; then gather segments and fill previews.
 
-    Uploads that no import reads again, files of exports that are not offered, and old drafts are removed.
+    Uploads that no import reads again, files of exports that are not offered, and drafts of dead writers are removed.
     Imports that were never sent are ended, and runs that keep their arrays in segments are gathered. Lines of the audit
     log, sessions and jobs that are too old go. Files of another database stay as they are. Trajectories of an older
     version get their lines for lists, last, because arrays are read for it. Raises
@@ -57,11 +59,9 @@ def _remove_old() -> None:
     drop_expired_sessions()
     old_jobs(JOB_AGE).delete()
     retention.sweep()
-    for run in never_sent_imports(timezone.now() - timedelta(seconds=DRAFT_AGE_SECONDS)):
+    for run in never_sent_imports(timezone.now() - timedelta(seconds=UPLOAD_SECONDS)):
         end_active_run(run, Run.Status.FAILED, "The upload did not come to its end. Import the files again.")
-    for path in _children(Path(settings.INSPECTOR_DATA) / "tmp"):
-        if _age(path) <= DRAFT_AGE_SECONDS or path.name == exports.drafts_folder().name:
-            continue
+    for path in chain(files.left_drafts(), _old_children(files.scratch_folder())):
         log.info("leftover removed name=%s", path.name)
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
@@ -80,7 +80,6 @@ def _sweep_storage() -> None:
         if not _is_read(code):
             log.info("uploads removed run=%s", code)
             drop_uploads(code)
-    files.remove_drafts(DRAFT_AGE_SECONDS)
 
 
 def _sweep_segments() -> None:
@@ -100,13 +99,9 @@ def _is_read(code: str) -> bool:
     return timezone.now() - ended < UPLOAD_AGE and imports.left_of(run) is not None
 
 
-def _children(folder: Path) -> list[Path]:
-    return list(folder.iterdir()) if folder.is_dir() else []
-
-
-def _age(path: Path) -> float:
-    """Seconds since the last change; 0 for a file that has just gone."""
-    try:
-        return time.time() - path.stat().st_mtime
-    except OSError:
-        return 0.0
+def _old_children(folder: Path) -> Iterator[Path]:
+    """Folders, and files without a lock, which nobody has changed for a day."""
+    for path in folder.iterdir():
+        with suppress(FileNotFoundError):
+            if path.suffix != ".part" and time.time() - path.stat().st_mtime > UPLOAD_SECONDS:
+                yield path

@@ -3,7 +3,10 @@
 import hashlib
 from collections.abc import Iterable
 
+from django.core.cache import caches
+
 from rollout_inspector.refusal import Refusal
+from rollout_inspector.text.processes import Faults
 from rollouts.store import models
 from rollouts.store.models import ChatTemplate, Project, ProjectTemplate
 from rollouts.store.people.access import Access
@@ -29,6 +32,11 @@ def register_chat_template(text: str, label: str = "", project: models.Project |
 def find_chat_template(project: Project | int | None, sha256: str) -> ChatTemplate | None:
     """The chat template with that hash, if it is registered in the project."""
     return ChatTemplate.objects.filter(pk=sha256, names__project=project).first()
+
+
+def faults_in(run: int, text: str) -> Faults:
+    """How often renders of a chat template had to be ended in a run; all workers count together."""
+    return Faults(caches["counts"], f"template:{run}:{hashlib.sha256(text.encode('utf-8', 'replace')).hexdigest()}")
 
 
 def project_with_template(access: Access, sha256: str) -> Project | None:

@@ -8,10 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from django.conf import settings
 from django.core.files import File
 from django.core.files.storage import default_storage
 
+from rollout_inspector.outputs import dead_drafts
 from rollouts.store.files import cache
+from rollouts.store.files.folder import DRAFTS
 from rollouts.store.files.values import PutFile, StorageDown, StoredFile
 
 _PART = re.compile(r"[\w+=@-][\w+=@. -]{0,199}")
@@ -120,12 +123,18 @@ def local_folder(prefix: str, last: str) -> Path:
     return cache.held(prefix, wanted, prefix.rstrip("/"), _fetch)
 
 
-def remove_drafts(seconds: float) -> None:
-    """Remove what processes that are gone left half-written in a folder that long ago. A bucket keeps no such thing."""
-    if (folder := _storage.folder) is not None:
-        from rollouts.store.files.folder import remove_drafts
+def scratch_folder() -> Path:
+    """Where this machine writes what is not whole yet, in the data folder."""
+    folder = Path(settings.INSPECTOR_DATA) / "tmp"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
 
-        remove_drafts(folder, seconds)
+
+def left_drafts() -> Iterator[Path]:
+    """What processes that are gone left half-written in our folders. A bucket keeps no such thing."""
+    yield from dead_drafts(scratch_folder())
+    if (folder := _storage.folder) is not None:
+        yield from dead_drafts(Path(folder, DRAFTS))
 
 
 def _fetch(key: str, target: Path) -> None:

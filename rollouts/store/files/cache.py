@@ -34,7 +34,7 @@ def folder() -> Path:
 
 def held(key: str, wanted: Wanted, top: str, fetch: Fetch) -> Path:
     """The entry of a key, fetched if it is not there; it stays while this process lives."""
-    entry = _entry(key)
+    entry = folder() / hashlib.sha256(key.encode()).hexdigest()[:32]
     with _holding:
         if entry in _held and not entry.is_dir():  # somebody emptied the cache by hand
             os.close(_held.pop(entry))
@@ -45,10 +45,6 @@ def held(key: str, wanted: Wanted, top: str, fetch: Fetch) -> Path:
             if _held.setdefault(entry, lock) != lock:
                 os.close(lock)
     return entry
-
-
-def _entry(key: str) -> Path:
-    return folder() / hashlib.sha256(key.encode()).hexdigest()[:32]
 
 
 def _locked(entry: Path, wanted: Wanted, top: str, fetch: Fetch) -> int:

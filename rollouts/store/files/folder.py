@@ -3,8 +3,6 @@
 import errno
 import os
 import shutil
-import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -15,6 +13,7 @@ from django.conf import settings
 from django.core.files import File
 from django.core.files.storage import FileSystemStorage
 
+from rollout_inspector.outputs import draft_file
 from rollouts.store.files.values import StorageDown, StoredFile
 
 DRAFTS = ".drafts"  # Below the folder, so that a draft becomes its file by a rename.
@@ -47,24 +46,26 @@ class FolderStorage(FileSystemStorage):
 
     def _save(self, name: str, content: File) -> str:
         target, drafts = Path(self.path(name)), self.folder / DRAFTS
+        if path := getattr(content, "path", None):
+            with suppress(OSError):  # it lies on another disk
+                os.chmod(path, 0o600)
+                _make(target.parent)
+                os.replace(path, target)
+                return name
         _make(drafts)
-        draft = Path(tempfile.mktemp(prefix="draft-", dir=drafts))
-        try:
-            if not _linked(content, draft):
-                with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                    shutil.copyfileobj(content, file, 1 << 20)
-                    file.flush()
-                    os.fsync(file.fileno())  # before a row of the database names it
+        with draft_file(drafts, "draft") as file:
+            os.fchmod(file.fileno(), 0o600)
+            shutil.copyfileobj(content, file, 1 << 20)
+            file.flush()
+            os.fsync(file.fileno())  # before a row of the database names it
             for attempt in range(3):
                 _make(target.parent)
                 try:
-                    draft.replace(target)
+                    os.replace(file.name, target)
                     break
                 except FileNotFoundError:  # somebody removed the folder because it was empty
                     if attempt == 2:
                         raise
-        finally:
-            draft.unlink(missing_ok=True)
         return name
 
     def reader(self, name: str) -> IO[bytes]:
@@ -104,23 +105,3 @@ def _make(folder: Path) -> None:
     if not folder.is_dir():
         _make(folder.parent)
         folder.mkdir(mode=0o700, exist_ok=True)
-
-
-def _linked(content: Any, draft: Path) -> bool:
-    """Whether the file of a draft was taken over as it lies, which needs the same disk."""
-    if not (path := getattr(content, "path", None)):
-        return False
-    try:
-        os.link(path, draft)
-    except OSError:
-        return False
-    os.chmod(draft, 0o600)
-    return True
-
-
-def remove_drafts(folder: Path, seconds: float) -> None:
-    """Remove drafts that nobody has written to for so long."""
-    for draft in (folder / DRAFTS).glob("draft-*"):
-        with suppress(FileNotFoundError):
-            if time.time() - draft.stat().st_mtime > seconds:
-                draft.unlink()

@@ -204,11 +204,10 @@ def return_job(job: Job) -> None:
     )
 
 
-def files_in_use() -> dict[str, str]:
-    """Codes of the exports whose files are still offered, or are being written: then with the attempt that writes."""
+def files_in_use() -> set[str]:
+    """Codes of the exports whose files are still offered, or are being written."""
     alive = Q(status__in=ACTIVE) | Q(status=Job.Status.DONE, expires_at__gt=timezone.now())
-    exports = Job.objects.filter(alive, kind="export").values_list("code", "status", "attempt")
-    return {code: str(attempt) if status in ACTIVE else "" for code, status, attempt in exports}
+    return set(Job.objects.filter(alive, kind="export").values_list("code", flat=True))
 
 
 # -- kinds -------------------------------------------------------------------------------------------------------------

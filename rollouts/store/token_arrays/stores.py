@@ -3,10 +3,7 @@
 import secrets
 import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple, Protocol
-
-from django.conf import settings
 
 from rollouts.store import files
 from rollouts.store.models import Run, TokenSegment
@@ -56,7 +53,7 @@ class SegmentTokens:
             return []
         from rollouts.store.token_arrays.segment_file import write_items  # it needs pyarrow
 
-        with tempfile.TemporaryFile(dir=Path(settings.INSPECTOR_DATA) / "tmp") as draft:
+        with tempfile.TemporaryFile(dir=files.scratch_folder()) as draft:
             write_items(items, draft)
             n_bytes = draft.tell()
             draft.seek(0)

@@ -7,6 +7,7 @@ from rollout_inspector.streams.interfaces import Conversation, RenderFailed
 from rollout_inspector.streams.trajectory import Ids
 from rollout_inspector.text.chat_templates.sandbox import client
 from rollout_inspector.text.chat_templates.sandbox.render import TemplateRenderer, TemplateTokenizer
+from rollout_inspector.text.processes import Faults
 
 MAX_MESSAGES = 6_000  # Messages over all renders of one series: it has the computing time of a single render.
 
@@ -35,10 +36,10 @@ class PrefetchingRenderer(TemplateRenderer):
 
     def __init__(
         self, tokenizer: TemplateTokenizer, chat_template: str, encode: Callable[[str], Ids], now: str = "",
-        prefetch: Callable[[Sequence[str]], None] | None = None,
+        prefetch: Callable[[Sequence[str]], None] | None = None, faults: Faults | None = None,
     ) -> None:
         """``prefetch`` is told of texts that ``encode`` will be called with."""
-        super().__init__(tokenizer, chat_template, now)
+        super().__init__(tokenizer, chat_template, now, faults)
         self._encode, self._prefetch = encode, prefetch
         self._foreseen = Foreseen()
         self._ids: dict[Key, Ids] = {}

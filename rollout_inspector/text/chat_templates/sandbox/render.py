@@ -38,12 +38,15 @@ class TemplateRenderer:
     """Implements :class:`rollout_inspector.streams.interfaces.Renderer`; every render runs in the sandbox. Short
     renders are remembered: the trajectories of a prompt begin alike, and rules render the same few words."""
 
-    def __init__(self, tokenizer: TemplateTokenizer | None, chat_template: str, now: str = "") -> None:
+    def __init__(
+        self, tokenizer: TemplateTokenizer | None, chat_template: str, now: str = "", faults: Faults | None = None
+    ) -> None:
+        """``now``: the clock of templates that print the date. ``faults``: of all that render; None = counts alone."""
         self.tokenizer = tokenizer
         self.chat_template = chat_template
         self.chat_template_sha256 = hashlib.sha256(chat_template.encode("utf-8", "surrogatepass")).hexdigest()
         self._clock = {NOW: now} if now else {}
-        self._faults = Faults()
+        self._faults = faults or Faults()
         self._recent: dict[str, _Render] = {}
         self._named = dict(tokenizer.named_tokens) if tokenizer is not None else PLACEHOLDER_TOKENS
 
@@ -134,6 +137,4 @@ class TemplateRenderer:
         return render.ids
 
 
-def renderer(tokenizer: TemplateTokenizer | None, chat_template: str, now: str = "") -> TemplateRenderer:
-    """A renderer for a tokenizer and a chat template; ``now`` sets the clock of templates that print the date."""
-    return TemplateRenderer(tokenizer, chat_template, now)
+renderer = TemplateRenderer  # The name by which programs make one.
