@@ -68,11 +68,9 @@ def show_progress(text: str, end: str = "") -> None:
 
 @contextmanager
 def draft_file(folder: Path, name: str) -> Iterator[IO[bytes]]:
-    """A new file, ``file.name``, that is gone after the block unless the block renames it.
-
-    Nobody can have guessed its name, and so has put no link there. Its lock says that its writer lives; what dead
-    writers of the same ``name`` left goes first. Raises ``OSError``.
-    """
+    """A new file, ``file.name``, that is gone after the block unless the block renames it. Nobody can have guessed its
+    name, and so has put no link there. Its lock says that its writer lives; what dead writers of the same ``name`` left
+    goes first. Raises ``OSError``."""
     remove_dead_drafts(folder, name)
     for is_last in (False, False, True):
         path = folder / f".{name[:80]}.{secrets.token_hex(8)}.part"
@@ -86,10 +84,8 @@ def draft_file(folder: Path, name: str) -> Iterator[IO[bytes]]:
 
 
 def dead_drafts(folder: Path, name: str = "") -> Iterator[Path]:
-    """The drafts in a folder whose writers are dead: those of a name, or all. A lock is on each until the next one.
-
-    A writer on another machine lives as far as the file system tells its locks to this one.
-    """
+    """The drafts in a folder whose writers are dead: those of a name, or all. A lock is on each until the next one. A
+    writer on another machine lives as far as the file system tells its locks to this one."""
     for entry in os.listdir(folder) if os.access(folder, os.R_OK) else ():
         if (match := _DRAFT.fullmatch(entry)) and match[1] == (name[:80] or match[1]):
             path = folder / entry
