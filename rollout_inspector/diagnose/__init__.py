@@ -17,8 +17,8 @@ from rollout_inspector.diagnose.finding import Axis, Cost, Fault, Finding, Sever
 from rollout_inspector.diagnose.finding_makers import finding_at_break
 from rollout_inspector.diagnose.gap.figures import gap_of_rows
 from rollout_inspector.diagnose.kinds import KINDS, VERSION, FindingKind
+from rollout_inspector.streams.canonical import rows_again
 from rollout_inspector.streams.interfaces import Codec
-from rollout_inspector.streams.retokenized import rows_again
 from rollout_inspector.streams.trajectory import FORKED, Trajectory
 
 __all__ = [

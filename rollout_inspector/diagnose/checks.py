@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from rollout_inspector.diagnose.context import REFUSED, DiagnosisContext
 from rollout_inspector.diagnose.finding import Axis, Finding, Severity
 from rollout_inspector.diagnose.gap.figures import TRAINER_LOGPROBS, GapFigures
-from rollout_inspector.streams.retokenized import EncodedAgain
+from rollout_inspector.streams.canonical import EncodedAgain
 from rollout_inspector.streams.trajectory import REWARD_COLUMNS, Row
 
 CHECKS: dict[str, str] = {

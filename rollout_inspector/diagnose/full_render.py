@@ -1,4 +1,5 @@
-"""Compares the final stream of a launched trajectory with a full render of its conversation."""
+"""Compares the final stream of a launched trajectory with a full render of its conversation. And what is told where a
+strategy refused the chat template before anything was sampled."""
 
 from collections.abc import Collection
 from dataclasses import replace
@@ -17,6 +18,7 @@ from rollout_inspector.streams.interfaces import Codec, Renderer
 from rollout_inspector.streams.prefix import stream_length
 from rollout_inspector.streams.recorded_renders import kwargs_of_record
 from rollout_inspector.streams.snippets import quoted_or_nothing
+from rollout_inspector.streams.strategies.protocol import TemplateRewrites
 from rollout_inspector.streams.trajectory import NO_IDS, Ids, Link, Request, Step, Trajectory
 
 COMPARE = {"strict": "every token", "ignore_whitespace": "the text, white space aside", "off": "not at all"}
@@ -202,4 +204,25 @@ def _not_rendered(step: int) -> Finding:
         evidence="The stream could not be compared with a full render: the chat template refuses it.",
         remedy="Look at the last messages: a call that is not JSON, or roles that the template does not accept.",
         missing="a render of the final conversation",
+    )
+
+
+KINDS_OF_REFUSAL = ("empty_think_toggled", "template_not_append_only")
+REMEDY = (
+    "Launch again with a repaired template: the template check looks for a repair and offers it. Or choose a "
+    "strategy that does not need a prefix-preserving template."
+)
+
+
+def finding_of_refusal(codec: Codec, refused: TemplateRewrites) -> Finding:
+    """The finding shows both renders of the smallest conversation, from their first difference. It has neither step nor
+    row, because nothing was sampled. Offsets count in the shorter render of the probe."""
+    shorter, longer = refused.shorter[refused.shared :], refused.longer[refused.shared :]
+    before, after = codec.decode(refused.shorter), codec.decode(refused.longer)
+    toggled = [body for pair in ((before, after), (after, before)) if (body := thinking.lone_block(*pair)) is not None]
+    kind = "empty_think_toggled" if toggled and not toggled[0].strip() else "template_not_append_only"
+    return Finding(
+        Axis.STREAM, kind, Severity.ERROR, start=refused.shared, stop=len(refused.shorter),
+        expected_ids=bounded(shorter), actual_ids=bounded(longer), expected_text=codec.decode(bounded(shorter)),
+        actual_text=codec.decode(bounded(longer)), evidence=str(refused), remedy=REMEDY,
     )

@@ -19,14 +19,13 @@ from rollout_inspector.diagnose.mask_checks import (
     written_by_assistant
 )
 from rollout_inspector.diagnose.media import check_media
-from rollout_inspector.diagnose.row_versions import step_versions, trained_versions
+from rollout_inspector.diagnose.row_checks import step_versions, trained_versions
 from rollout_inspector.diagnose.step_checks import past_stop_string
-from rollout_inspector.streams.align import sampled_places
+from rollout_inspector.streams.align import sampled_instead, sampled_places
 from rollout_inspector.streams.canonical import is_utf8
 from rollout_inspector.streams.interfaces import Codec, Conversation, Renderer, RenderFailed
 from rollout_inspector.streams.prefix import common_prefix, stream_length
 from rollout_inspector.streams.recorded_renders import with_json
-from rollout_inspector.streams.row_places import sampled_instead
 from rollout_inspector.streams.snippets import counted, listed, quoted
 from rollout_inspector.streams.token_origins import mask_runs
 from rollout_inspector.streams.trajectory import NO_IDS, Ids, Mask, Message, Origin, Row

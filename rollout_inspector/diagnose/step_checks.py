@@ -11,11 +11,10 @@ from rollout_inspector.diagnose.context import DiagnosisContext, special_in
 from rollout_inspector.diagnose.finding import Cost, Fault, Finding, Severity
 from rollout_inspector.diagnose.finding_makers import finding_on_step
 from rollout_inspector.streams import messages as msg
-from rollout_inspector.streams.canonical import canonical_check_batch, is_utf8
+from rollout_inspector.streams.canonical import EncodedAgain, canonical_check_batch, is_utf8
 from rollout_inspector.streams.dropped_text import holds_all, unheld_tokens
 from rollout_inspector.streams.messages import reply_in, texts_of
 from rollout_inspector.streams.prefix import common_prefix
-from rollout_inspector.streams.retokenized import EncodedAgain
 from rollout_inspector.streams.snippets import clipped, counted, listed, quoted
 from rollout_inspector.streams.token_origins import byte_offsets
 from rollout_inspector.streams.trajectory import NO_IDS, OTHER_FIELDS, Ids, Message, Step

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from rollout_inspector.diagnose.gap.figures import trainer_column
 from rollout_inspector.diagnose.gap.token_classes import TokenClasses
-from rollout_inspector.diagnose.row_versions import RUN_LENGTHS, run_lengths
+from rollout_inspector.diagnose.row_checks import RUN_LENGTHS, run_lengths
 from rollout_inspector.streams.trajectory import Ids, Mask, Row, Step, Trajectory
 
 Ints = NDArray[np.int32]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from rollout_inspector.diagnose.gap.token_classes import TokenClass, TokenClasses
 from rollout_inspector.diagnose.loss_weights.row_weights import ADVANTAGES, loss_inputs, missing_words, row_weights
 from rollout_inspector.diagnose.loss_weights.rules import MEANS, RULES, RowWeights
-from rollout_inspector.streams.row_places import place_in_row
+from rollout_inspector.streams.align import place_in_row
 from rollout_inspector.streams.trajectory import Row, Trajectory
 
 MAX_ALIGNED_TOKENS = 300_000
