@@ -2,6 +2,7 @@
 :class:`Fault` or None. Offsets count in the row."""
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -26,11 +27,8 @@ LAGS = (1, -1, 2, -2)  # The shifts that are looked for: by how many tokens a co
 def length_mismatch(row: Row) -> Fault | None:
     """A column and the ids differ in length."""
     n = len(row.ids)
-    columns: dict[str, Any] = {"loss_mask": row.loss_mask, **row.columns}
-    if row.logprobs is not None:
-        columns["logprobs"] = row.logprobs
-    if row.origin is not None:
-        columns["origin"] = row.origin
+    own = {"logprobs": row.logprobs, "origin": row.origin}
+    columns = {"loss_mask": row.loss_mask, **row.columns, **{name: v for name, v in own.items() if v is not None}}
     wrong = {name: len(values) for name, values in columns.items() if len(values) != n}
     # A reader keeps a column of another length as it found it.
     for name, value in row.extra.items():
@@ -75,8 +73,7 @@ def recorded(logprobs: Floats) -> Mask:
 
 
 def _is_possible(logprobs: Floats) -> Mask:
-    possible: Mask = (logprobs <= _ROUNDING) & (logprobs > _LEAST)
-    return possible
+    return (logprobs <= _ROUNDING) & (logprobs > _LEAST)
 
 
 def columns_shifted(row: Row) -> Fault | None:
@@ -191,8 +188,7 @@ def was_cut(fields: Mapping[str, Any], stop_reason: str = "") -> bool:
         while isinstance(value, list) and len(value) == 1:
             value = value[0]
         if name in _HOLDERS and isinstance(value, Mapping):
-            shallow = {key: item for key, item in value.items() if key not in _HOLDERS}
-            if was_cut(shallow):
+            if was_cut({key: item for key, item in value.items() if key not in _HOLDERS}):
                 return True
         elif name in _REASONS:
             value = value.get("type") if isinstance(value, Mapping) else value
@@ -374,11 +370,9 @@ def trained_versions(row: Row) -> list[str]:
         total = sum(count for _, count in pairs or ())
         if not pairs or total not in (n, n_trained):
             continue
-        versions: dict[str, None] = {}
-        at = 0
-        for version, count in pairs:
-            if version and count and (total == n_trained or row.loss_mask[at : at + count].any()):
-                versions[version] = None
-            at += count
-        return list(versions)
+        at = accumulate((count for _, count in pairs), initial=0)
+        return list(dict.fromkeys(
+            version for (version, count), start in zip(pairs, at, strict=False)
+            if version and count and (total == n_trained or row.loss_mask[start : start + count].any())
+        ))
     return []

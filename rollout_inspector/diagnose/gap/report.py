@@ -148,8 +148,7 @@ def _worst(tokens: GapTokens, of: Mask | None = None) -> NDArray[np.int64]:
     if not n:
         return np.zeros(0, np.int64)
     top = np.argpartition(size, len(size) - n)[len(size) - n :]
-    worst: NDArray[np.int64] = places[top[np.lexsort((top, -size[top]))]]
-    return worst
+    return places[top[np.lexsort((top, -size[top]))]]
 
 
 def _token(tokens: GapTokens, place: int) -> dict[str, Any]:
@@ -172,8 +171,7 @@ def _parts(tokens: GapTokens) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     from_end = int(lengths.max()) - 1 - tokens.offset
     yield "tokens before the longest row's end", _lines(tokens, _bins(from_end), _between)
     yield "turn", _lines(tokens, np.minimum(tokens.turn, MAX_PARTS - 1), lambda one: f"turn {one}")
-    first = (tokens.position == 0) & (tokens.turn > 0)
-    after = np.where(first, 1, 0)
+    after = np.where((tokens.position == 0) & (tokens.turn > 0), 1, 0)
     names = ("all others", "first after an observation")
     yield "first token after an observation", _lines(tokens, after, lambda one: names[one])
     if any(row.cached is not None for row in tokens.rows):
@@ -184,9 +182,8 @@ def _parts(tokens: GapTokens) -> Iterator[tuple[str, list[dict[str, Any]]]]:
         worker = np.minimum(tokens.worker, MAX_PARTS - 1)
         yield "worker", _lines(tokens, worker, lambda one: workers[one] or "not recorded")
     if any(row.packed is not None for row in tokens.rows):
-        packed = np.array([-1 if row.packed is None else min(row.packed, MAX_PARTS) for row in tokens.rows])
-        in_pack = packed[tokens.row]
-        yield "place in the pack", _lines(tokens, in_pack, lambda one: str(one) if one >= 0 else "not recorded")
+        packed = np.array([-1 if row.packed is None else min(row.packed, MAX_PARTS) for row in tokens.rows])[tokens.row]
+        yield "place in the pack", _lines(tokens, packed, lambda one: str(one) if one >= 0 else "not recorded")
     if len(tokens.versions) > 1:
         lag = np.minimum(tokens.lag, MAX_PARTS)
         yield "policy lag", _lines(tokens, lag, lambda one: "not recorded" if one < 0 else _updates(one))
@@ -234,15 +231,11 @@ def _lines(tokens: GapTokens, part: NDArray[Any], name: Callable[[int], str]) ->
 
 def _by_id(tokens: GapTokens) -> list[dict[str, Any]]:
     """The token ids that hold most of the gap."""
-    if not len(tokens):
-        return []
     has_id = tokens.ids >= 0
-    ids = tokens.ids if has_id.all() else tokens.ids[has_id]
+    ids, size = (tokens.ids, tokens.size) if has_id.all() else (tokens.ids[has_id], tokens.size[has_id])
     if not len(ids):
         return []
-    size = tokens.size if has_id.all() else tokens.size[has_id]
-    highest = int(ids.max())
-    if highest > 4_000_000:  # no vocabulary is so large: a table of that length would be mostly empty
+    if int(ids.max()) > 4_000_000:  # no vocabulary is so large: a table of that length would be mostly empty
         ids = np.minimum(ids, 4_000_000)
     sums, counts = np.bincount(ids, weights=size), np.bincount(ids)
     whole = float(sums.sum()) or 1.0
