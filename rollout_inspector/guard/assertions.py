@@ -92,16 +92,12 @@ def _of_a_format(rows: list[Any]) -> list[Trajectory | Rejected] | None:
     if not rows or not all(isinstance(row, Mapping) for row in rows):
         return None
     try:
-        data = b"\n".join(msgspec.json.encode(dict(row), enc_hook=_listed) for row in rows)
+        encoder = msgspec.json.Encoder(enc_hook=lambda value: array_of(value).tolist())
+        data = b"\n".join(encoder.encode(dict(row)) for row in rows)
         source = Source(_ROWS, lambda: BytesIO(data), len(data))
         return list(formats.read(source)[1])
     except (FileRefused, TypeError, ValueError, RecursionError):
         return None
-
-
-def _listed(value: Any) -> Any:
-    """An array or a tensor as lists."""
-    return array_of(value).tolist()
 
 
 def assert_template_safe(
