@@ -147,13 +147,7 @@ def _anchors(left: Ids, right: Ids) -> list[tuple[int, int, int]]:
     starts = np.flatnonzero(opens)
     stops = np.append(starts[1:], len(a)) - 1
     blocks = [(int(a[s]), int(b[s]), int(a[e] - a[s]) + _GRAM) for s, e in zip(starts, stops, strict=True)]
-    anchors = [block for block in _increasing(blocks) if np.array_equal(*_slices(left, right, block))]
-    return anchors
-
-
-def _slices(left: Ids, right: Ids, block: tuple[int, int, int]) -> tuple[Ids, Ids]:
-    a, b, length = block
-    return left[a : a + length], right[b : b + length]
+    return [(at, to, n) for at, to, n in _increasing(blocks) if np.array_equal(left[at : at + n], right[to : to + n])]
 
 
 def _unique_grams(ids: Ids) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
@@ -221,11 +215,9 @@ def fold(groups: Sequence[AlignedGroup], context: int = 8, least: int = 1) -> li
             folded.append(group)
             continue
         a, b = group.left_start, group.right_start
-        if head:
-            folded.append(AlignedGroup(a, a + head, b, b + head, True))
-        folded.append(AlignedGroup(a + head, a + length - tail, b + head, b + length - tail, True, True))
-        if tail:
-            folded.append(AlignedGroup(a + length - tail, a + length, b + length - tail, b + length, True))
+        for n, (first, last) in enumerate(pairwise((0, head, length - tail, length))):
+            if first < last or n == 1:
+                folded.append(AlignedGroup(a + first, a + last, b + first, b + last, True, n == 1))
     return folded
 
 
@@ -373,10 +365,8 @@ def sampled_in_row(steps: Sequence[Step], row: Row) -> list[tuple[int, int, int,
     for group in aligned:
         if not group.equal:
             continue
-        left_places, is_trained = (
-            np.arange(group.left_start, group.left_stop),
-            trained[group.right_start : group.right_stop],
-        )
+        left_places = np.arange(group.left_start, group.left_stop)
+        is_trained = trained[group.right_start : group.right_stop]
         step = np.searchsorted(edges, left_places, side="right") - 1
         cuts = np.flatnonzero((np.diff(is_trained) != 1) | (np.diff(step) != 0)) + 1
         for a, b in pairwise([0, *cuts.tolist(), len(left_places)]):
@@ -433,7 +423,7 @@ def _opposite(groups: Sequence[AlignedGroup], start: int, stop: int) -> tuple[in
             first = group.right_start + (max(start - group.left_start, 0) if group.equal else 0)
     for group in groups:
         if group.left_start < stop:
-            last = (
-                group.right_start + min(stop, group.left_stop) - group.left_start if group.equal else group.right_stop
-            )
+            last = group.right_stop
+            if group.equal:
+                last = group.right_start + min(stop, group.left_stop) - group.left_start
     return first, max(first, last)

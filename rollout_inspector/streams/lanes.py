@@ -279,8 +279,12 @@ def with_messages(lanes: Sequence[Lane], told: Mapping[int, Told]) -> list[Lane]
     steps are told. At most ``MAX_LOOKED`` searches in text for each lane that may begin with a summary."""
     steps = sorted(step for lane in lanes for step in lane.steps)
     latest = list(accumulate((lane.steps[-1] for lane in lanes), max))
-    joined, used = [_with_replies(lane, told) for lane in lanes], set[int]()
-    joined = [replace(lane, agent=told[lane.steps[0]].agent) if lane.steps[0] in told else lane for lane in joined]
+    joined, used = list(lanes), set[int]()
+    for n, lane in enumerate(lanes):
+        if (first_told := told.get(lane.steps[0])) is not None:
+            other_told = None if lane.repeats is None else told.get(lane.repeats)
+            same_reply = lane.same_reply if other_told is None else first_told.says_the_same(other_told)
+            joined[n] = replace(lane, agent=first_told.agent, same_reply=same_reply)
     for lane in lanes[1:]:
         first = lane.steps[0]
         # A branch beside a conversation that goes on is no compaction of it.
@@ -310,14 +314,8 @@ def with_messages(lanes: Sequence[Lane], told: Mapping[int, Told]) -> list[Lane]
         if side:
             joined[lane.index] = replace(joined[lane.index], kind=LaneKind.SUMMARY, summary=summary)
             continue
-        after = next(
-            (
-                lane_after
-                for lane_after in joined
-                if lane_after.steps[0] > step and lane_after.cause in (*REWRITES, "branch")
-            ),
-            None,
-        )
+        breaks = (other for other in joined if other.steps[0] > step and other.cause in (*REWRITES, "branch"))
+        after = next(breaks, None)
         if after is not None and after.summary is None:
             joined[after.index] = replace(after, kind=LaneKind.COMPACTION, summary=summary)
     return [_with_reader(lane, told, steps) for lane in joined]
@@ -332,11 +330,6 @@ def _with_reader(lane: Lane, told: Mapping[int, Told], steps: Sequence[int]) -> 
     later = (index for index in steps[start : start + MAX_READERS] if index in told)
     reader = next((index for index in later if holds(told[index], told[step], False)), None)
     return replace(lane, read_by=reader)
-
-
-def _with_replies(lane: Lane, told: Mapping[int, Told]) -> Lane:
-    first, other = told.get(lane.steps[0]), None if lane.repeats is None else told.get(lane.repeats)
-    return lane if first is None or other is None else replace(lane, same_reply=first.says_the_same(other))
 
 
 LEAST = 24  # A shorter reply may stand in another message by chance, unless its step was asked for a summary.

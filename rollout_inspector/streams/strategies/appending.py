@@ -8,7 +8,7 @@ import numpy as np
 
 from rollout_inspector.streams.buffer import Buffer
 from rollout_inspector.streams.interfaces import Conversation, RenderFailed
-from rollout_inspector.streams.prefix import common_prefix, merged_rows
+from rollout_inspector.streams.prefix import common_prefix
 from rollout_inspector.streams.strategies.protocol import (
     Context, ConversationSegment, Extends, KeepsSteps, Strategy, StrategyRefused, Tools, changed_past
 )
@@ -295,7 +295,7 @@ class StepWiseMerged(StepWise):
     rows_follow_from_steps = True
 
     def rows(self) -> list[Row]:
-        return merged_rows(self._steps)
+        return KeepsSteps.rows(self)
 
 
 def _row(step: Step, index: int, is_last: bool) -> Row:

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 import numpy as np
 
 from rollout_inspector.streams.interfaces import Codec, Conversation, Renderer, RenderFailed
+from rollout_inspector.streams.prefix import merged_rows
 from rollout_inspector.streams.recorded_renders import Form
 from rollout_inspector.streams.token_origins import origins_of_text
 from rollout_inspector.streams.trajectory import NO_IDS, Floats, Ids, Mask, Message, Origins, Row, Step
@@ -237,12 +238,14 @@ def matching_logprobs(step: Step) -> Floats | None:
     return step.logprobs if fits else None
 
 
+@runtime_checkable
 class TakesRecorded(Protocol):
     """A strategy whose rows follow from the recorded steps: a replay renders nothing."""
 
     def take_recorded(self, steps: Sequence[Step]) -> None: ...
 
 
+@runtime_checkable
 class Forks(Protocol):
     """A strategy that opens a new row where history was rewritten. Other strategies mask everything before it."""
 
@@ -320,6 +323,9 @@ class KeepsSteps(Strategy):
     def observe(self, messages: Sequence[Message]) -> Ids:
         self._last_prompt = super().observe(messages)  # type: ignore[safe-super]
         return self._last_prompt
+
+    def rows(self) -> list[Row]:
+        return merged_rows(self._steps)
 
 
 class TwoTemplates(Strategy):

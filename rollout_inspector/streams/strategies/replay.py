@@ -3,7 +3,7 @@
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, TypeGuard
+from typing import Any
 
 from rollout_inspector.streams.align import trained_tokens
 from rollout_inspector.streams.batches import batched
@@ -210,17 +210,9 @@ def _asks(conversation: _Conversation, strategies: Sequence[New], context: Conte
 
 def _followed(strategy: Strategy, found: list[ConversationSegment]) -> list[ConversationSegment]:
     """The segments that are fed to a strategy: all where it can fork, else the last one."""
-    if _takes_recorded(strategy):
+    if isinstance(strategy, TakesRecorded):
         return []
-    return found if _forks(strategy) else found[-1:]
-
-
-def _takes_recorded(strategy: Strategy) -> TypeGuard[TakesRecorded]:
-    return hasattr(strategy, "take_recorded")
-
-
-def _forks(strategy: Strategy) -> TypeGuard[Forks]:
-    return hasattr(strategy, "fork")
+    return found if isinstance(strategy, Forks) else found[-1:]
 
 
 def _replayed(trajectory: Trajectory, conversation: _Conversation, make: New, context: Context) -> StrategyResult:
@@ -235,7 +227,7 @@ def _replayed(trajectory: Trajectory, conversation: _Conversation, make: New, co
                 "were sampled. Record calls with return_token_ids."
             )
         differs, frozen = None, 0
-        if _takes_recorded(strategy):
+        if isinstance(strategy, TakesRecorded):
             strategy.take_recorded([
                 step if matching_logprobs(step) is step.logprobs else replace(step, logprobs=None) for step in steps
             ])
@@ -250,13 +242,16 @@ def _replayed(trajectory: Trajectory, conversation: _Conversation, make: New, co
                 _follow(other, _followed(other, conversation.under_another_date))
                 if [row.ids.tobytes() for row in strategy.rows()] != [row.ids.tobytes() for row in other.rows()]:
                     raise StrategyRefused(UNKNOWN_DATE)
-        rows = [_placed(row, frozen) for row in strategy.rows()]
+        # Their step indices count from the step at which the replay began.
+        rows = [replace(row, step_indices=tuple(n + frozen for n in row.step_indices)) for row in strategy.rows()]
     except (StrategyRefused, RenderFailed) as error:
         return StrategyResult(strategy.slug, refused=str(error))
+    lost = trained_tokens(steps, rows).n_lost
+    assert lost is not None  # the rows of a strategy name their steps
     return StrategyResult(
-        strategy.slug, tuple(rows), trained_tokens=sum(row.n_trained for row in rows),
-        lost_tokens=_lost_tokens(steps, rows), prompt_tokens_repaid=repaid_tokens(rows),
-        sampled_tokens=conversation.n_sampled, frozen_steps=frozen, differs_at=differs or _last_differs(steps, rows),
+        strategy.slug, tuple(rows), trained_tokens=sum(row.n_trained for row in rows), lost_tokens=lost,
+        prompt_tokens_repaid=repaid_tokens(rows), sampled_tokens=conversation.n_sampled, frozen_steps=frozen,
+        differs_at=differs or _last_differs(steps, rows),
     )
 
 
@@ -265,7 +260,7 @@ def _follow(strategy: Strategy, followed: Sequence[ConversationSegment]) -> tupl
     differs: tuple[int, int] | None = None
     for n, segment in enumerate(followed):
         strategy.recorded_prompt = segment.recorded_prompt
-        begin = strategy.fork if n and _forks(strategy) else strategy.begin
+        begin = strategy.fork if n and isinstance(strategy, Forks) else strategy.begin
         prompt = begin(segment.messages, segment.tools, segment.kwargs)
         for index, turn in enumerate(segment.turns, segment.start):
             if differs is None and turn.prompt_bytes != prompt.tobytes():
@@ -284,21 +279,8 @@ def _other(index: int, recorded: Ids, prompt: Ids) -> tuple[int, int] | None:
 def _last_differs(steps: Sequence[Step], rows: Sequence[Row]) -> tuple[int, int] | None:
     """The first difference between the row that ends with the last step and that step's stream."""
     last = len(steps) - 1
-    for row in rows:
-        if row.step_indices and row.step_indices[-1] == last:
-            return _other(last, steps[-1].stream, row.ids)
-    return None
-
-
-def _placed(row: Row, start: int) -> Row:
-    """The row with step indices that count from the step at which the replay began."""
-    return replace(row, step_indices=tuple(index + start for index in row.step_indices)) if start else row
-
-
-def _lost_tokens(steps: Sequence[Step], rows: Sequence[Row]) -> int:
-    lost = trained_tokens(steps, rows).n_lost
-    assert lost is not None  # the rows of a strategy name their steps
-    return lost
+    row = next((row for row in rows if row.step_indices[-1:] == (last,)), None)
+    return None if row is None else _other(last, steps[-1].stream, row.ids)
 
 
 def repaid_tokens(rows: Sequence[Row]) -> int:
