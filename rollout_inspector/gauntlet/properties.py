@@ -471,7 +471,8 @@ def as_json(verdicts: Sequence[Verdict]) -> str:
 def as_junit(verdicts: Sequence[Verdict]) -> str:
     """A test case for each property."""
     suite = ElementTree.Element("testsuite", name="rollout-inspector gauntlet", tests=str(len(verdicts)))
-    tags = [_junit_tag(verdict) for verdict in verdicts]
+    tag_of = {PropertyOutcome.BROKEN: "failure", PropertyOutcome.NOT_OFFERED: "skipped"}
+    tags = ["error" if verdict.is_undecided else tag_of.get(verdict.outcome, "system-out") for verdict in verdicts]
     for tag, name in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
         suite.set(name, str(tags.count(tag)))
     for verdict, tag in zip(verdicts, tags, strict=True):
@@ -479,11 +480,3 @@ def as_junit(verdicts: Sequence[Verdict]) -> str:
         ElementTree.SubElement(case, tag, message=line_of(verdict.evidence))
     ElementTree.indent(suite)
     return plain(ElementTree.tostring(suite, encoding="unicode")) + "\n"
-
-
-def _junit_tag(verdict: Verdict) -> str:
-    if verdict.is_undecided:
-        return "error"
-    return {PropertyOutcome.BROKEN: "failure", PropertyOutcome.NOT_OFFERED: "skipped"}.get(
-        verdict.outcome, "system-out"
-    )

@@ -139,8 +139,7 @@ def check_zip(path: Path) -> list[str]:
 
 def unpack_zip(path: str | Path, target: str | Path) -> Path:
     """Unpack the wanted files into ``target``, flat. Raises :class:`TokenizerUnusable` with all problems."""
-    problems = check_zip(Path(path))
-    if problems:
+    if problems := check_zip(Path(path)):
         raise TokenizerUnusable(" ".join(problems))
     target = Path(target)
     target.mkdir(parents=True, exist_ok=True)
@@ -162,8 +161,7 @@ def unpack_zip(path: str | Path, target: str | Path) -> Path:
             if len(data) > limit:
                 raise TokenizerUnusable(f"{entry.filename!r} is larger than {limit // 1_000_000} MB.")
             (target / name.name).write_bytes(data)
-    problems = check_folder(target)
-    if problems:
+    if problems := check_folder(target):
         raise TokenizerUnusable(" ".join(problems))
     return target
 
@@ -203,7 +201,6 @@ def from_hub(hub_id: str, revision: str, cache_dir: str | Path, allowed: bool = 
     # The hub's cache consists of links into its own blobs. The files behind the links are checked.
     plain = path.parent.parent / "plain" / path.name
     copy_wanted(path, plain)
-    problems = check_folder(plain)
-    if problems:
+    if problems := check_folder(plain):
         raise TokenizerUnusable(" ".join(problems))
     return plain
