@@ -128,7 +128,7 @@ def test_whole_pages(corpus: Path, tmp_path: Path) -> None:
 def test_what_the_diagnosis_pays(corpus: Path) -> None:
     """The seconds of the diagnosis that go into encoding rows again."""
     from rollout_inspector import diagnose
-    from rollout_inspector.streams.retokenized import rows_again
+    from rollout_inspector.streams.canonical import rows_again
 
     make = Maker(corpus / "tokenizers" / "qwen3")
     values = [make.conversation(str(n), turns=4, size=200) for n in range(200)]

@@ -18,12 +18,11 @@ from inspector.trajectories.tokens import page_queries as reads
 from inspector.trajectories.tokens.findings import DrawnFinding, read_findings
 from inspector.trajectories.tokens.turns import Turn
 from rollout_inspector.diagnose.finding import Severity
-from rollout_inspector.streams.align import TrainedTokens, trained_tokens
+from rollout_inspector.streams.align import TrainedTokens, place_in_row, trained_tokens
 from rollout_inspector.streams.dropped_text import unheld_tokens
 from rollout_inspector.streams.figures import trained_words
 from rollout_inspector.streams.messages import ChatMessage, Media, media_of, media_parts
 from rollout_inspector.streams.roles import role_turns
-from rollout_inspector.streams.row_places import place_in_row
 from rollout_inspector.streams.trajectory import Trajectory
 from rollout_inspector.text.html.text import text_html
 from rollout_inspector.text.tokenizers.byte_table import special_tokens

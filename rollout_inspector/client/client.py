@@ -101,7 +101,11 @@ class Client:
         is_single = isinstance(records, (Mapping, str, bytes))
         # Written once, compressed, so that a retry sends the same bytes and memory use stays small.
         with tempfile.SpooledTemporaryFile(max_size=IN_MEMORY_BYTES) as body:
-            n = _write_lines([records] if is_single else records, body)
+            n = 0
+            with gzip.GzipFile(fileobj=body, mode="wb", compresslevel=1, mtime=0) as out:
+                for line in filter(None, map(line_of, [records] if is_single else records)):
+                    out.write(line + b"\n")
+                    n += 1
             if n == 0:
                 return {"run": self.run, "trajectories": 0, "known": 0, "rejected": []}
             return self._push(body, "application/x-ndjson", prefix, step)
@@ -469,17 +473,6 @@ def _rows(trajectory: str, strategy: str) -> str:
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *_: Any, **__: Any) -> None:
         return None
-
-
-def _write_lines(records: Iterable[Any], body: IO[bytes]) -> int:
-    n = 0
-    with gzip.GzipFile(fileobj=body, mode="wb", compresslevel=1, mtime=0) as out:
-        for record in records:
-            line = line_of(record)
-            if line:
-                out.write(line + b"\n")
-                n += 1
-    return n
 
 
 def line_of(record: Any) -> bytes:

@@ -20,8 +20,7 @@ from rollout_inspector.gauntlet.engine import GauntletEngine
 from rollout_inspector.gauntlet.gateway import command_of, started
 from rollout_inspector.gauntlet.harness import GauntletHarness
 from rollout_inspector.gauntlet.play import play
-from rollout_inspector.gauntlet.properties import Evidence, decide
-from rollout_inspector.gauntlet.report import as_json, as_junit, as_text, n_broken
+from rollout_inspector.gauntlet.properties import Evidence, as_json, as_junit, as_text, decide, n_broken
 from rollout_inspector.guard.text_files import check_place, write_whole
 from rollout_inspector.refusal import Refusal
 

@@ -56,7 +56,7 @@ def _remake(slug: str, tokenizer: LoadedTokenizer | None, renderer: TemplateRend
     """What makes the rows of a strategy."""
     from rollout_inspector.streams.strategies import Context
     from rollout_inspector.streams.strategies.replay import replay, with_replies
-    from rollout_inspector.text.replies.call_readers import parser_of
+    from rollout_inspector.text.replies.parsing import parser_of
 
     if tokenizer is None or renderer is None:
         why = "There is no tokenizer with a chat template: name one with --tokenizer."

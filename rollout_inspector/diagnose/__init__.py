@@ -17,8 +17,8 @@ from rollout_inspector.diagnose.finding import Axis, Cost, Fault, Finding, Sever
 from rollout_inspector.diagnose.finding_makers import finding_at_break
 from rollout_inspector.diagnose.gap.figures import gap_of_rows
 from rollout_inspector.diagnose.kinds import KINDS, VERSION, FindingKind
+from rollout_inspector.streams.canonical import rows_again
 from rollout_inspector.streams.interfaces import Codec
-from rollout_inspector.streams.retokenized import rows_again
 from rollout_inspector.streams.trajectory import FORKED, Trajectory
 
 __all__ = [
@@ -81,7 +81,10 @@ def examine(
     case = DiagnosisContext(trajectory, codec, renderer_for, rows_template)
     if FORKED in trajectory.extra:
         case.undecided |= dict.fromkeys(OF_FIRST_TURN, "first turn of its own")
-    if _is_text_alone(trajectory):
+    if not trajectory.rows and trajectory.steps and not any(  # even a call without ids has a finish reason
+        len(step.prompt_ids) or len(step.completion_ids) or step.logprobs is not None or step.finish_reason
+        for step in trajectory.steps
+    ):
         gap = _not_decidable(Axis.STREAM, "token ids", "What the engine read and sampled")
         return Diagnosis((gap,), {name: ["token ids"] for name in lacks_of(case)})
     findings: list[Finding] = []
@@ -130,26 +133,13 @@ def _row_that_holds(case: DiagnosisContext, finding: Finding) -> int | None:
     return next((index for index, row in rows if np.array_equal(row.ids[:needed], stream[:needed])), None)
 
 
-def _is_text_alone(trajectory: Trajectory) -> bool:
-    """Whether a dump holds texts alone, without anything of an engine. Even a call without ids has a finish reason."""
-    return (
-        not trajectory.rows
-        and bool(trajectory.steps)
-        and not any(
-            len(step.prompt_ids) or len(step.completion_ids) or step.logprobs is not None or step.finish_reason
-            for step in trajectory.steps
-        )
-    )
-
-
 def _first_prompt(case: DiagnosisContext, index: int) -> list[Finding]:
     if index in case.no_ids or FORKED in case.trajectory.extra:
         return []
     rules = (
         step_checks.doubled_bos, step_checks.head_lost, template.first_prompt, delta_rules.control_text_in_prompt
     )
-    findings = [finding for rule in rules if (finding := rule(case, index)) is not None]
-    return findings[:1]
+    return [finding for rule in rules if (finding := rule(case, index)) is not None][:1]
 
 
 def _name_break(b: Break) -> Finding:
@@ -158,7 +148,7 @@ def _name_break(b: Break) -> Finding:
             if verdict.aside is not None:
                 b.case.aside.add(verdict.aside)
             return finding_at_break(b, verdict)
-    missing = _missing_for_break(b)
+    missing = "the tokenizer" if b.case.codec is None else "the request's messages" * (b.known_messages is None)
     needs = f" Naming the cause needs {missing}." if missing else ""
     return finding_at_break(
         b,
@@ -169,12 +159,6 @@ def _name_break(b: Break) -> Finding:
             missing=missing,
         ),
     )
-
-
-def _missing_for_break(b: Break) -> str:
-    if b.case.codec is None:
-        return "the tokenizer"
-    return "" if b.known_messages is not None else "the request's messages"
 
 
 def _undecidable(case: DiagnosisContext) -> list[Finding]:

@@ -64,15 +64,13 @@ def find_raised(figure: AlarmFigure, kind: str, limit: float, steps: Iterable[Al
         for step in sorted(steps, key=lambda step: step.training_step)
         if (value := value_of(figure, kind, step)) is not None
     ]
-    baseline: float | None = None
+    baseline, bound = None, limit
     if figure is AlarmFigure.GAP:
         first, known_steps = known_steps[:FIRST_STEPS], known_steps[FIRST_STEPS:]
         if not known_steps:
             return None
         baseline = statistics.median(value for _, value in first)
         bound = max(limit * baseline, MIN_GAP)
-    else:
-        bound = limit
     above = [(step, value) for step, value in known_steps if value > bound]
     if not above:
         return None
@@ -118,13 +116,8 @@ def alarm_sentence(figure: AlarmFigure, kind_title: str, limit: float, found: Ra
         sentence = (
             f"{where} the share of {of} is above {percent(limit)}: {percent(found.worst)} at step {found.worst_step:,}"
         )
-    return f"{sentence}. {_how_long(found)}"
-
-
-def _how_long(found: Raised) -> str:
-    if found.n_steps == 1:
-        return "One step is above it."
-    return f"{found.n_steps:,} steps are above it, the last one is {found.last_step:,}."
+    many = f"{found.n_steps:,} steps are above it, the last one is {found.last_step:,}."
+    return f"{sentence}. {'One step is above it.' if found.n_steps == 1 else many}"
 
 
 def percent(part: float) -> str:

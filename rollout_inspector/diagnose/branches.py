@@ -23,18 +23,13 @@ def duplicate_call(b: Break) -> Fault | None:
             return None
         if np.array_equal(case.steps[earlier].prompt_ids, prompt_ids):
             first, second = _goes_on(b, earlier), _goes_on(b, b.index)
-            which = (
-                "both were continued"
-                if first and second
-                else f"only step {earlier} was continued"
-                if first
-                else f"only step {b.index} was continued"
-                if second
-                else "neither was continued"
-            )
+            which = "both were" if first and second else "neither was"
+            if first != second:
+                which = f"only step {earlier if first else b.index} was"
             return Fault(
                 "duplicate_call",
-                f"Step {b.index} sends the same {counted(len(prompt_ids), 'prompt id')} as step {earlier}; {which}.",
+                f"Step {b.index} sends the same {counted(len(prompt_ids), 'prompt id')} as step {earlier}; "
+                f"{which} continued.",
                 aside=b.index if first else earlier,
             )
     return None
@@ -107,9 +102,9 @@ def _goes_back_to(b: Break) -> int | None:
     if b.known_messages is not None and _is_rewritten(b, *b.known_messages):
         return None
     for earlier in range(b.index - 1, -1, -1):
-        if earlier == b.parent_index or not 0 < stream_length(case.steps[earlier]) <= b.start:
-            continue
         whole = stream_length(case.steps[earlier])
+        if earlier == b.parent_index or not 0 < whole <= b.start:
+            continue
         if shared_with_stream(b.actual, case.steps[earlier]) == whole and case.continues(earlier, b.index) is not False:
             return earlier
     return None

@@ -103,12 +103,12 @@ class Break:
         expected, actual = self.expected[self.start :], self.actual[self.start :]
         if self.case.codec is not None and self.same_text:
             return self._same_text_groups(expected, actual)
-        stop = self._same_turn_end(expected, actual)
+        stop = self.same_turn_end(expected, actual)
         groups = align_ids(expected, actual[:stop])
         behind = AlignedGroup(len(expected), len(expected), stop, len(actual), False)
         return [*groups, behind] if stop < len(actual) else groups
 
-    def _same_turn_end(self, left: Ids, right: Ids) -> int:
+    def same_turn_end(self, left: Ids, right: Ids) -> int:
         """Where the sampled stream ends in the prompt: after as many stop tokens as the sampled stream has."""
         if not len(left) or not self.case.is_control(int(left[-1])):
             return len(right)
@@ -169,12 +169,6 @@ class Break:
         return next((group for group in self.groups if not group.equal), None)
 
     @property
-    def turn_stop(self) -> int:
-        """Where the turn of the first difference ends in the prompt: at the sampled stop token if it came back."""
-        ends = self.start + self._same_turn_end(self.expected[self.start :], self.actual[self.start :])
-        return max(self.actual_stop, ends if ends < len(self.actual) else 0)
-
-    @property
     def expected_stretch(self) -> Ids:
         """The differing ids of the sampled stream."""
         return self.expected[self.start : self.expected_stop]
@@ -193,10 +187,6 @@ class Break:
     def b(self) -> str:
         """The text in its place in the prompt."""
         return self.case.text(self.actual_stretch)
-
-    @cached_property
-    def b_window(self) -> str:
-        return self.case.widened(self.actual, self.start, self.actual_stop)
 
     @property
     def in_completion(self) -> bool:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from rollout_inspector.diagnose.context import REFUSED, DiagnosisContext
 from rollout_inspector.diagnose.finding import Axis, Finding, Severity
 from rollout_inspector.diagnose.gap.figures import TRAINER_LOGPROBS, GapFigures
-from rollout_inspector.streams.retokenized import EncodedAgain
-from rollout_inspector.streams.trajectory import REWARD_COLUMNS, Row
+from rollout_inspector.streams.canonical import EncodedAgain
+from rollout_inspector.streams.trajectory import REWARD_COLUMNS
 
 CHECKS: dict[str, str] = {
     "token_ids": "Every call has its token ids, and all of them are in the vocabulary.",
@@ -171,7 +171,8 @@ def _lacks_of_rows(case: DiagnosisContext) -> dict[str, list[str]]:
         turns = ""
     else:
         turns = "tokenizer" if case.codec is None else "chat template" * (case.renderer_of(case.rows_template) is None)
-    logprobs, advantages = (any(not has(row) for row in rows) for has in (_has_logprobs, _has_advantages))
+    logprobs = any(row.logprobs is None for row in rows)
+    advantages = any(not any("advantage" in name for name in row.columns) for row in rows)
     trainer = any(not any(name in row.columns for name in TRAINER_LOGPROBS) for row in rows)
     needs = {
         "lengths": "",
@@ -187,14 +188,6 @@ def _lacks_of_rows(case: DiagnosisContext) -> dict[str, list[str]]:
     if any(name in row.columns for row in rows for name in REWARD_COLUMNS):
         needs["rewards"] = ""
     return {name: [missing] if missing else [] for name, missing in needs.items()}
-
-
-def _has_logprobs(row: Row) -> bool:
-    return row.logprobs is not None
-
-
-def _has_advantages(row: Row) -> bool:
-    return any("advantage" in name for name in row.columns)
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,10 @@ import numpy as np
 
 from rollout_inspector.streams import messages as msg
 from rollout_inspector.streams.align import TrainedTokens, trained_tokens
-from rollout_inspector.streams.canonical import bytes_of_each
+from rollout_inspector.streams.canonical import EncodedAgain, bytes_of_each
 from rollout_inspector.streams.interfaces import Codec, Conversation, Renderer
 from rollout_inspector.streams.prefix import common_prefix, links_of, merge_steps, shared_with_stream, stream_length
 from rollout_inspector.streams.recorded_renders import Form, first_rendered, has_null, kwargs_of_record, with_text
-from rollout_inspector.streams.retokenized import EncodedAgain
 from rollout_inspector.streams.snippets import window_text
 from rollout_inspector.streams.token_origins import content_forms
 from rollout_inspector.streams.trajectory import Ids, Link, Mask, Message, Step, Trajectory

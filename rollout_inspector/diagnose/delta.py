@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
@@ -40,9 +40,7 @@ class Delta:
         before, after = self.case.request_messages(self.parent_index), self.messages
         if before is None or after is None or len(after) <= len(before):
             return None
-        if after[len(before)].get("role") != "assistant":
-            return list(after[len(before) :])
-        return list(after[len(before) + 1 :])
+        return list(after[len(before) + (after[len(before)].get("role") == "assistant") :])
 
     @cached_property
     def pieces(self) -> list[bytes]:
@@ -74,12 +72,8 @@ class Delta:
         """System and first user message, the assistant's last message, and the new messages."""
         assert self.messages is not None and self.new_messages is not None
         n = len(self.messages) - len(self.new_messages)
-        head: list[Message] = []
-        for message in self.messages[:n]:
-            head.append(message)
-            if message.get("role") == "user":
-                break
-        last = self.messages[n - 1]
+        users = (place for place, message in enumerate(self.messages[:n], 1) if message.get("role") == "user")
+        head, last = self.messages[: next(users, n)], self.messages[n - 1]
         return [*head, *([last] if last.get("role") == "assistant" else []), *self.new_messages]
 
     def ends_with(self, rendered: Ids, delta: Ids) -> bool:
@@ -98,7 +92,8 @@ class Delta:
         whose control tokens were encoded as text is right. Then the render, which encodes them as tokens, is wrong."""
         special, is_special = self.case.is_special(rendered), self.case.is_special(self.ids)
         names = {name: int(id_) for name, id_ in zip(self._pieces(rendered[special]), rendered[special], strict=True)}
-        pattern = _any_of(names)
+        longest_first = sorted(filter(None, names), key=len, reverse=True)
+        pattern = re.compile(b"|".join(map(re.escape, longest_first)) or b"(?!)")  # without names it matches nothing
         contents = [
             forms[0] for message in self.new_messages or () for forms in self.case.content_forms(message.get("content"))
         ]
@@ -160,21 +155,16 @@ class Delta:
         base = self.case.render(self.step, before, False)
         if base is not None and len(base) and np.array_equal(full[: len(base)], base):
             ends = np.flatnonzero(self.case.is_special(base))
-            if ends.size and not self.case.text(base[int(ends[-1]) + 1 :]).strip():
-                return self._past_header(full, int(ends[-1]) + 1)
-            return self._past_header(full, len(base))
+            at_end = ends.size and not self.case.text(base[int(ends[-1]) + 1 :]).strip()
+            seam = int(ends[-1]) + 1 if at_end else len(base)
+            # If the sampled stop token is also the next turn's header, the answer's turn ends without one.
+            return seam + (self.stop_id is not None and seam < len(full) and int(full[seam]) == self.stop_id)
         # The template rewrites the messages before. Look for the stop token before the first new text instead.
         place = self._first_new_text(full)
         if place is None or self.stop_id is None:
             return None
         stops = np.flatnonzero(full[:place] == self.stop_id)
         return int(stops[-1]) + 1 if stops.size else None
-
-    def _past_header(self, full: Ids, seam: int) -> int:
-        # If the sampled stop token is also the next turn's header, the answer's turn ends without one.
-        if self.stop_id is not None and seam < len(full) and int(full[seam]) == self.stop_id:
-            return seam + 1
-        return seam
 
     def _first_new_text(self, full: Ids) -> int | None:
         assert self.case.codec is not None
@@ -213,12 +203,6 @@ class Delta:
             spans.append(span)
             cursor = cursor if span is None else span[1]
         return spans
-
-
-def _any_of(names: Iterable[bytes]) -> re.Pattern[bytes]:
-    """Matches any of the names, longest first. Without names it matches nothing."""
-    ordered = sorted(filter(None, names), key=len, reverse=True)
-    return re.compile(b"|".join(map(re.escape, ordered)) or b"(?!)")
 
 
 def _loose(data: bytes, pattern: str) -> str:

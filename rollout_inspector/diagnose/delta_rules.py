@@ -1,5 +1,6 @@
 """Faults of the delta: the prompt extends the parent's stream, but adds other tokens than the template would."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -23,18 +24,22 @@ _SEND_ONCE = "Add only the messages that are new since the last call, each of th
 
 def special_tokens_injected(d: Delta) -> Fault | None:
     """A control token inside the text of a message."""
-    for position, message in enumerate(d.new_messages or ()):
-        if message.get("role") == "assistant":
-            continue
-        place = control_text_in(message.get("content"), d.data, d.case, d.ids, d.pieces)
-        if place is not None:
-            start, stop = place
+    messages = enumerate(d.new_messages or ())
+    suspects = ((_message_index(d, n), message) for n, message in messages if message.get("role") != "assistant")
+    return _injected(d.case, d.ids, d.pieces, d.data, suspects)
+
+
+def _injected(
+    case: DiagnosisContext, ids: Ids, pieces: Sequence[bytes], data: bytes,
+    suspects: Iterable[tuple[int | None, Message]], severity: Severity | None = None,
+) -> Fault | None:
+    for index, message in suspects:
+        if (place := control_text_in(message.get("content"), data, case, ids, pieces)) is not None:
             return Fault(
                 "special_tokens_injected",
-                f"The text of a {message.get('role')} message spells {d.case.text(d.ids[start:stop])}, which was "
-                f"encoded as the control token {int(d.ids[start])}.",
-                start, stop,
-                message_index=_message_index(d, position),
+                f"The text of a {message.get('role')} message spells {case.text(ids[slice(*place)])}, which was "
+                f"encoded as the control token {int(ids[place[0]])}.",
+                *place, severity=severity, message_index=index,
             )
     return None
 
@@ -43,10 +48,8 @@ def stop_token_doubled(d: Delta) -> Fault | None:
     """The sampled stop token stands a second time at the start of the delta."""
     if d.stop_id is None or not len(d.ids) or int(d.ids[0]) != d.stop_id:
         return None
-    if d.full is not None:
-        pair = (d.full[1:] == d.stop_id) & (d.full[:-1] == d.stop_id)
-        if pair.any():
-            return None  # the template itself writes it twice
+    if d.full is not None and ((d.full[1:] == d.stop_id) & (d.full[:-1] == d.stop_id)).any():
+        return None  # the template itself writes it twice
     return Fault(
         "stop_token_doubled",
         f"Step {d.parent_index} sampled the stop token {d.case.text(d.ids[:1])} and the delta of step {d.index} holds "
@@ -140,14 +143,13 @@ def turn_separator_lost(d: Delta) -> Fault | None:
     if expected is not None:
         n = len(expected) - len(d.ids)
         lost = expected[: max(n, 0)]
-        if n <= 0 or not np.array_equal(expected[n:], d.ids) or d.case.is_special(lost).any():
+        if n <= 0 or not np.array_equal(expected[n:], d.ids) or d.case.is_special(lost).any() or (
+            d.case.text(lost).strip()
+        ):
             return None
-        if d.case.text(lost).strip():
-            return None
+    elif (lost_ids := _usual_separator(d)) is None:
+        return None
     else:
-        lost_ids = _usual_separator(d)
-        if lost_ids is None:
-            return None
         lost = lost_ids
     return Fault(
         "turn_separator_lost",
@@ -242,8 +244,8 @@ def _system_header(d: Delta, with_tools: bool) -> Ids:
 def _user_headers(d: Delta, with_tools: bool) -> tuple[Ids, Ids] | None:
     """The ids of a conversation without system message up to its first user text, and up to its second."""
     first, later = "Alpha beta.", "9 gamma?"
-    messages: list[Message] = [{"role": "user", "content": first}, {"role": "assistant", "content": "Yes."}]
-    messages.append({"role": "user", "content": later})
+    turns = (("user", first), ("assistant", "Yes."), ("user", later))
+    messages = [{"role": role, "content": text} for role, text in turns]
     key = ("start", d.step.chat_template_sha256)
     rendered = d.case.render(d.step, messages, False, key=key, with_tools=with_tools)
     if rendered is None or d.case.codec is None:
@@ -382,19 +384,19 @@ def _message_index(d: Delta, position: int) -> int | None:
     return None if d.messages is None else len(d.messages) - len(d.new_messages or ()) + position
 
 
-def check_delta(case: DiagnosisContext, index: int, render: bool = True) -> Finding | None:
+def check_delta(case: DiagnosisContext, index: int) -> Finding | None:
     """The fault of a step that extends its parent, or None."""
     if case.codec is None:
         return None
     d = Delta(case, index)
     fault = next((match for rule in BY_IDS if (match := rule(d)) is not None), None)
-    if fault is None and not (render and d.is_templates):
+    if fault is None and not d.is_templates:
         # The delta may hold another step's answer as it was sampled. No render can tell whether that is right.
         answers = any(message.get("role") == "assistant" for message in d.new_messages or ())
-        is_known = render and d.is_templates is False and not answers
+        is_known = d.is_templates is False and not answers
         rules = BY_RENDER if is_known else (stop_token_doubled, turn_separator_lost)
         fault = next((match for rule in rules if (match := rule(d)) is not None), None)
-        if fault is None and render and not is_known:
+        if fault is None and not is_known:
             is_refused = d.new_messages is not None and d.full is None
             case.undecided["delta"] = REFUSED if is_refused else "render of the new messages"
     if fault is None:
@@ -409,24 +411,9 @@ def control_text_in_prompt(case: DiagnosisContext, index: int) -> Finding | None
     messages = case.request_messages(index)
     if case.codec is None or not messages:
         return None
-    suspects = [
-        (position, message) for position, message in enumerate(messages) if message.get("role") in ("user", "tool")
-    ]
+    suspects = [(n, message) for n, message in enumerate(messages) if message.get("role") in ("user", "tool")]
     if not suspects or not case.is_special(step.prompt_ids).any():
         return None
     pieces = case.codec.token_bytes(step.prompt_ids)
-    data = b"".join(pieces)
-    for position, message in suspects:
-        place = control_text_in(message.get("content"), data, case, step.prompt_ids, pieces)
-        if place is not None:
-            start, stop = place
-            ids = step.prompt_ids[start:stop]
-            evidence = (
-                f"The text of a {message.get('role')} message spells {case.text(ids)}, which was encoded as the "
-                f"control token {int(ids[0])}."
-            )
-            fault = Fault(
-                "special_tokens_injected", evidence, start, stop, severity=Severity.WARNING, message_index=position
-            )
-            return finding_on_step(case, index, fault, Axis.DELTA)
-    return None
+    fault = _injected(case, step.prompt_ids, pieces, b"".join(pieces), suspects, Severity.WARNING)
+    return None if fault is None else finding_on_step(case, index, fault, Axis.DELTA)

@@ -1,4 +1,5 @@
-"""Compares the final stream of a launched trajectory with a full render of its conversation."""
+"""Compares the final stream of a launched trajectory with a full render of its conversation. And what is told where a
+strategy refused the chat template before anything was sampled."""
 
 from collections.abc import Collection
 from dataclasses import replace
@@ -17,6 +18,7 @@ from rollout_inspector.streams.interfaces import Codec, Renderer
 from rollout_inspector.streams.prefix import stream_length
 from rollout_inspector.streams.recorded_renders import kwargs_of_record
 from rollout_inspector.streams.snippets import quoted_or_nothing
+from rollout_inspector.streams.strategies.protocol import TemplateRewrites
 from rollout_inspector.streams.trajectory import NO_IDS, Ids, Link, Request, Step, Trajectory
 
 COMPARE = {"strict": "every token", "ignore_whitespace": "the text, white space aside", "off": "not at all"}
@@ -63,41 +65,35 @@ def compare_with_render(
     case = DiagnosisContext(Trajectory("", (asked_step,)), codec, lambda _: renderer)
     full = case.render(asked_step, conversation.messages, False)
     if full is None:
-        return _not_rendered(last)
-    places = _Difference(codec, step, full, mode == "strict")
-    if places.start is None:
+        return Finding(
+            Axis.DELTA, "not_decidable", Severity.INFO, step=last,
+            evidence="The stream could not be compared with a full render: the chat template refuses it.",
+            remedy="Look at the last messages: a call that is not JSON, or roles that the template does not accept.",
+            missing="a render of the final conversation",
+        )
+    places = _first_difference(codec, step, full, mode == "strict")
+    if places is None:
         return _other_tokens(trajectory, codec, renderer, conversation, full, known) if mode == "strict" else None
-    start, other = places.start
+    start, other = places
     return _finding(_broken(trajectory, codec, renderer, conversation, start, full[other:]))
 
 
-class _Difference:
-    """Where the texts of two streams differ. ``start`` is the token in each stream; None when the texts are equal."""
-
-    def __init__(self, codec: Codec, step: Step, full: Ids, with_space: bool) -> None:
-        self.start: tuple[int, int] | None = None
-        (a, a_ends), (b, b_ends) = (_kept(codec, ids, with_space) for ids in (step.stream, full))
-        n = min(len(a), len(b))
-        differs = np.flatnonzero(a[:n] != b[:n])
-        if differs.size:
-            first = int(differs[0])
-        elif len(b) < len(a):
-            first = len(b)
-        elif _is_open(step) or not bytes(b[len(a) :]).strip():
-            return
-        else:
-            first = len(a)
-        # Both streams have a cut there, after which their tokens can be compared.
-        a_cuts, b_cuts = np.concatenate([[0], a_ends]), np.concatenate([[0], b_ends])
-        shared = np.intersect1d(a_cuts, b_cuts)
-        cut = shared[shared <= first][-1]
-        self.start = tuple(int(np.flatnonzero(cuts == cut)[-1]) for cuts in (a_cuts, b_cuts))  # type: ignore[assignment]
-
-
-def _is_open(step: Step) -> bool:
-    """Whether a limit or a stop text ended the completion, so that it has no stop token."""
-    by_text = step.stop_reason != "" and not step.stop_reason.isdigit()
-    return step.finish_reason == "length" or by_text
+def _first_difference(codec: Codec, step: Step, full: Ids, with_space: bool) -> tuple[int, int] | None:
+    """Where the texts of two streams differ: the token in each stream; None when the texts are equal."""
+    (a, a_ends), (b, b_ends) = (_kept(codec, ids, with_space) for ids in (step.stream, full))
+    n = min(len(a), len(b))
+    differs = np.flatnonzero(a[:n] != b[:n])
+    first = int(differs[0]) if differs.size else n
+    if not differs.size and len(b) >= len(a):
+        # A completion that a limit or a stop text ended has no stop token.
+        is_open = step.finish_reason == "length" or (step.stop_reason != "" and not step.stop_reason.isdigit())
+        if is_open or not bytes(b[len(a) :]).strip():
+            return None
+    # Both streams have a cut there, after which their tokens can be compared.
+    a_cuts, b_cuts = np.concatenate([[0], a_ends]), np.concatenate([[0], b_ends])
+    shared = np.intersect1d(a_cuts, b_cuts)
+    cut = shared[shared <= first][-1]
+    return int(np.flatnonzero(a_cuts == cut)[-1]), int(np.flatnonzero(b_cuts == cut)[-1])
 
 
 def _kept(codec: Codec, ids: Ids, with_space: bool) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
@@ -150,8 +146,14 @@ def _other_tokens(
 
 
 def _finding(b: Break) -> Finding:
-    if b.start >= len(b.expected):
-        return _goes_on(b)
+    if b.start >= len(b.expected):  # the render goes on after the stream's end
+        remaining = bounded(b.actual[b.start :])
+        text = b.case.text(remaining)
+        return Finding(
+            Axis.DELTA, "delta_differs", Severity.WARNING, step=b.parent_index, start=b.start, stop=b.start,
+            expected_ids=remaining, expected_text=text, remedy=KINDS["delta_differs"].remedy,
+            evidence=f"{_DIFFERS}: the stream ends, a render goes on with {quoted_or_nothing(text)}.",
+        )
     sampled = b.sampled_at(b.start, b.start + 1)
     kind = next((verdict.kind for rule in _CAUSES if (verdict := rule(b)) is not None), None) or _other_kind(b, sampled)
     where = "the model sampled" if sampled else "the strategy put"
@@ -185,21 +187,22 @@ def _other_kind(b: Break, sampled: bool) -> str:
     return "tool_call_reserialized" if (b.case.steps[step].reply or {}).get("tool_calls") else "unclassified"
 
 
-def _goes_on(b: Break) -> Finding:
-    """The render goes on after the stream's end."""
-    remaining = b.actual[b.start :]
-    text = b.case.text(bounded(remaining))
-    return Finding(
-        Axis.DELTA, "delta_differs", Severity.WARNING, step=b.parent_index, start=b.start, stop=b.start,
-        expected_ids=bounded(remaining), expected_text=text, remedy=KINDS["delta_differs"].remedy,
-        evidence=f"{_DIFFERS}: the stream ends, a render goes on with {quoted_or_nothing(text)}.",
-    )
+KINDS_OF_REFUSAL = ("empty_think_toggled", "template_not_append_only")
+REMEDY = (
+    "Launch again with a repaired template: the template check looks for a repair and offers it. Or choose a "
+    "strategy that does not need a prefix-preserving template."
+)
 
 
-def _not_rendered(step: int) -> Finding:
+def finding_of_refusal(codec: Codec, refused: TemplateRewrites) -> Finding:
+    """The finding shows both renders of the smallest conversation, from their first difference. It has neither step nor
+    row, because nothing was sampled. Offsets count in the shorter render of the probe."""
+    shorter, longer = refused.shorter[refused.shared :], refused.longer[refused.shared :]
+    before, after = codec.decode(refused.shorter), codec.decode(refused.longer)
+    toggled = [body for pair in ((before, after), (after, before)) if (body := thinking.lone_block(*pair)) is not None]
+    kind = "empty_think_toggled" if toggled and not toggled[0].strip() else "template_not_append_only"
     return Finding(
-        Axis.DELTA, "not_decidable", Severity.INFO, step=step,
-        evidence="The stream could not be compared with a full render: the chat template refuses it.",
-        remedy="Look at the last messages: a call that is not JSON, or roles that the template does not accept.",
-        missing="a render of the final conversation",
+        Axis.STREAM, kind, Severity.ERROR, start=refused.shared, stop=len(refused.shorter),
+        expected_ids=bounded(shorter), actual_ids=bounded(longer), expected_text=codec.decode(bounded(shorter)),
+        actual_text=codec.decode(bounded(longer)), evidence=str(refused), remedy=REMEDY,
     )

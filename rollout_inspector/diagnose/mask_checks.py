@@ -42,8 +42,7 @@ def places_of(needle: Ids, ids: Ids) -> list[int]:
     hits = ids[: len(ids) - n + 1] == needle[0]
     for offset in range(1, n):
         hits &= ids[offset : len(ids) - n + 1 + offset] == needle[offset]
-    places: list[int] = np.flatnonzero(hits).tolist()
-    return places
+    return np.flatnonzero(hits).tolist()
 
 
 def header_places(marks: TurnBoundaries, ids: Ids) -> list[tuple[int, int]]:
@@ -147,8 +146,11 @@ def mask_faults(row: Row, marks: TurnBoundaries) -> Iterator[Fault]:
         yield over
     elif row.origin is not None and len(row.origin) == len(row.ids):
         yield from _by_origin(row, marks)
-    else:
-        yield from _by_marks(row, marks)
+    else:  # with ids, mask and marks only
+        for start, stop in mask_runs(row.loss_mask):
+            yield from _run_faults(row, marks, start, stop)
+        if marks.by_template:
+            yield from _left_out_of_turns(row, marks)
 
 
 # -- with the origin of each token
@@ -161,10 +163,7 @@ def _by_origin(row: Row, marks: TurnBoundaries) -> Iterator[Fault]:
     for start, stop in mask_runs(row.loss_mask & ~sampled):
         if not _is_encoded_again(row, start, stop):
             yield _named(row, marks, start, stop)
-    masked = mask_runs(sampled & ~row.loss_mask)
-    if not row.loss_mask.any():
-        return  # mask_overrun reports it
-    for start, stop in masked:
+    for start, stop in mask_runs(sampled & ~row.loss_mask) if row.loss_mask.any() else ():  # mask_overrun reports none
         yield _masked(row, marks, start, stop, bool(stop == len(sampled) or not sampled[stop]))
 
 
@@ -184,11 +183,11 @@ def _named(row: Row, marks: TurnBoundaries, start: int, stop: int) -> Fault:
     written = set(np.unique(origin[start:stop]).tolist())
     behind_sample = start > 0 and origin[start - 1] == Origin.SAMPLED
     if written <= {Origin.TEMPLATE, Origin.INSERTED} and behind_sample and marks.blank[start:stop].all():
-        return _separator(start, stop)
+        return _trained("separator_trained", start, stop)
     before_sample = stop < len(row.ids) and origin[stop] == Origin.SAMPLED
     if before_sample and written <= {Origin.TEMPLATE, Origin.PROMPT, Origin.INSERTED} and n <= 16:
-        return _header(start, stop)
-    return _observation(start, stop)
+        return _trained("generation_prompt_trained", start, stop)
+    return _trained("observation_trained", start, stop)
 
 
 def _masked(row: Row, marks: TurnBoundaries, start: int, stop: int, ends_turn: bool) -> Fault:
@@ -201,13 +200,6 @@ def _masked(row: Row, marks: TurnBoundaries, start: int, stop: int, ends_turn: b
 
 
 # -- with ids, mask and marks only
-
-
-def _by_marks(row: Row, marks: TurnBoundaries) -> Iterator[Fault]:
-    for start, stop in mask_runs(row.loss_mask):
-        yield from _run_faults(row, marks, start, stop)
-    if marks.by_template:
-        yield from _left_out_of_turns(row, marks)
 
 
 def _left_out_of_turns(row: Row, marks: TurnBoundaries) -> Iterator[Fault]:
@@ -304,27 +296,27 @@ def _run_faults(row: Row, marks: TurnBoundaries, start: int, stop: int) -> Itera
     opens = [last for _, last in headers]
     inside = [(first, last) for first, last in headers if first < stop and start < last]
     if headers and not inside and _outside_turn(row, marks, start, opens):
-        yield _observation(start, stop)
+        yield _trained("observation_trained", start, stop)
         return
     for first, last in inside:
         if last < stop and not _outside_turn(row, marks, start, opens) and _goes_on(row, marks, start, first):
             start = last
             continue
-        yield _header(max(first, start), min(last, stop))
+        yield _trained("generation_prompt_trained", max(first, start), min(last, stop))
         behind = start if _outside_turn(row, marks, start, opens) else _behind_stop(row, marks, start, first)
         if behind < first - 1:
-            yield _observation(behind, first)
+            yield _trained("observation_trained", behind, first)
         start = last
     ends = np.isin(row.ids[start:stop], list(marks.known_stops))
     opened = np.flatnonzero(ends[:-1] & (row.ids[start + 1 : stop] == marks.bos_id))
     if opened.size and marks.bos_id not in marks.known_stops:
-        yield _separator(start + int(opened[0]) + 1, stop)
+        yield _trained("separator_trained", start + int(opened[0]) + 1, stop)
         return
     end = stop
     while end > start and marks.blank[end - 1] and not marks.special[end - 1]:
         end -= 1
     if end > start and end < stop and int(row.ids[end - 1]) in marks.stop_ids:
-        yield _separator(end, stop)
+        yield _trained("separator_trained", end, stop)
     elif stop == len(row.ids) and stop - start > 1 and _zero_alone(row, marks, stop - 1):
         yield _appended(row, stop - 1, stop)
     elif stop < len(row.ids) and _left_stop_out(row, marks, stop):
@@ -386,30 +378,17 @@ def _is_stop(row: Row, marks: TurnBoundaries, place: int) -> bool:
 # -- the faults with their sentences
 
 
-def _header(start: int, stop: int) -> Fault:
-    return Fault(
-        "generation_prompt_trained",
-        f"The assistant header at {start} to {stop} is under the gradient, but was not sampled.",
-        start, stop,
-        wrong=stop - start,
-    )
+_TRAINED = {
+    "generation_prompt_trained":
+        "The assistant header at {start} to {stop} is under the gradient, but was not sampled.",
+    "separator_trained": "Under the gradient behind the stop token: {tokens} from offset {start} on.",
+    "observation_trained": "Under the gradient, but not the assistant's: {tokens} from offset {start} on.",
+}
 
 
-def _separator(start: int, stop: int) -> Fault:
-    return Fault(
-        "separator_trained",
-        f"Under the gradient behind the stop token: {counted(stop - start, 'token')} from offset {start} on.",
-        start, stop, wrong=stop - start,
-    )
-
-
-def _observation(start: int, stop: int) -> Fault:
-    return Fault(
-        "observation_trained",
-        f"Under the gradient, but not the assistant's: {counted(stop - start, 'token')} from offset {start} on.",
-        start, stop,
-        wrong=stop - start,
-    )
+def _trained(kind: str, start: int, stop: int) -> Fault:
+    sentence = _TRAINED[kind].format(start=start, stop=stop, tokens=counted(stop - start, "token"))
+    return Fault(kind, sentence, start, stop, wrong=stop - start)
 
 
 def _appended(row: Row, start: int, stop: int) -> Fault:

@@ -72,7 +72,8 @@ def check_media(ids: Ids, codec: Codec | None, *sources: Mapping[str, Any]) -> M
     fields = dict(_media_fields(sources))
     families = _families(codec) if codec is not None else ()
     here = families if len(ids) and special_in(ids, codec, _media_ids(codec)).any() else ()  # most rows hold no media
-    media = [(family, tokens, runs) for family, tokens in here if (runs := _runs(ids, family, tokens))]
+    pads = ((family, tokens, [tokens[pad] for pad in family.pads if pad in tokens]) for family, tokens in here)
+    media = [(family, tokens, runs) for family, tokens, own in pads if (runs := mask_runs(np.isin(ids, own)))]
     media_here = {family.medium for family, *_ in media}
     absent = [name for name in ("image", "video") if f"{name}_grid" in fields and name not in media_here]
     cut = next((f for f, tokens in here if f.opens and ids[-1] == tokens[f.opens]), None)
@@ -136,10 +137,6 @@ def _faults(
 
 def _fault(start: int, stop: int, sentence: str) -> Fault:
     return Fault("media_tokens_wrong", sentence, start, stop)
-
-
-def _runs(ids: Ids, family: MediaFamily, tokens: dict[str, int]) -> list[tuple[int, int]]:
-    return mask_runs(np.isin(ids, [tokens[pad] for pad in family.pads if pad in tokens]))
 
 
 @lru_cache(maxsize=16)

@@ -93,7 +93,8 @@ def bos_mismatch(b: Break) -> Fault | None:
     old, new = _leading(b.expected, bos), _leading(b.actual, bos)
     if old == new or (old > 1 and new > 1):
         return None
-    if not _same_behind(b, old, new):
+    n = min(4, len(b.expected) - old, len(b.actual) - new)
+    if n <= 0 or not np.array_equal(b.expected[old : old + n], b.actual[new : new + n]):
         return None  # the start was cut or rewritten, together with its BOS
     words = {0: "no BOS", 1: "one BOS"}
     return Fault(
@@ -108,21 +109,14 @@ def _leading(ids: Any, bos: int) -> int:
     return int(head.argmin()) if not head.all() else len(head)
 
 
-def _same_behind(b: Break, old: int, new: int) -> bool:
-    n = min(4, len(b.expected) - old, len(b.actual) - new)
-    return n > 0 and np.array_equal(b.expected[old : old + n], b.actual[new : new + n])
-
-
 def context_truncated(b: Break) -> Fault | None:
     """The prompt starts with the part of the sampled stream after a cut, at once or after the system block."""
     if b.start > b.head_stop or (b.start and b.texts_lost is False):
         return None
     expected, actual = b.expected, b.actual[b.start :]
-    n = min(_MIN_KEPT, len(actual))
-    if n < _MIN_KEPT:
+    if len(actual) < _MIN_KEPT:
         return None
-    needle = actual[:n].tobytes()
-    haystack = expected.tobytes()
+    needle, haystack = actual[:_MIN_KEPT].tobytes(), expected.tobytes()
     place = haystack.find(needle, (b.start + 1) * expected.itemsize)
     while place >= 0:
         k, offset = divmod(place, expected.itemsize)
@@ -130,7 +124,8 @@ def context_truncated(b: Break) -> Fault | None:
         if not offset and n_kept <= len(actual) and np.array_equal(expected[k:], actual[:n_kept]):
             moved = k - b.start >= _MIN_KEPT and expected[b.start : k].tobytes() in actual[n_kept:].tobytes()
             lost = b.texts_lost or (not b.start and b.known_messages is not None)
-            if (moved and not lost) or _template_gives(b):
+            rendered = None if moved and not lost else request_render(b.case, b.index)
+            if (moved and not lost) or (rendered is not None and np.array_equal(rendered, b.actual)):
                 return None  # no cut: the template moved something away
             where = f"after the first {counted(b.start, 'id')}" if b.start else "at the start"
             return Fault(
@@ -142,29 +137,25 @@ def context_truncated(b: Break) -> Fault | None:
     return None
 
 
-def _template_gives(b: Break) -> bool:
-    """Whether the stored template renders the whole conversation as exactly this prompt."""
-    rendered = request_render(b.case, b.index)
-    return rendered is not None and np.array_equal(rendered, b.actual)
-
-
 def history_rewritten(b: Break) -> Fault | None:
     """An earlier message of another role than assistant was edited, removed or summarised."""
     if b.first_changed is None or b.known_messages is None:
         return None
     before, after = b.known_messages
-    changed = range(b.first_changed, len(before))
-    index = next((place for place in changed if not _is_assistants_or_same(before, after, place)), None)
-    if index is None:
+    for index in range(b.first_changed, len(before)):
+        old, new = before[index], after[index] if index < len(after) else {}
+        if index >= len(after) or not (old.get("role") == new.get("role") == "assistant" or msg.same(old, new)):
+            break
+    else:
         return None
-    role = before[index].get("role")
+    role = old.get("role")
     if index >= len(after):
         what = f"of step {b.parent_index} is gone at step {b.index}"
-    elif after[index].get("role") != role:
-        what = f"of step {b.parent_index} is a message of the role {after[index].get('role')} at step {b.index}"
+    elif new.get("role") != role:
+        what = f"of step {b.parent_index} is a message of the role {new.get('role')} at step {b.index}"
     else:
-        old, new = (_words(msg.text_of(side[index].get("content"))) for side in (before, after))
-        was, now = contrast(old, new)
+        old_text, new_text = (_words(msg.text_of(side.get("content"))) for side in (old, new))
+        was, now = contrast(old_text, new_text)
         what = f"was {was} at step {b.parent_index} and is {now} at step {b.index}"
     n = len(after)
     sent = f", which sends {n} message{'s' * (n != 1)} where step {b.parent_index} sent {len(before)}"
@@ -173,14 +164,6 @@ def history_rewritten(b: Break) -> Fault | None:
         f"Message {index} ({role}) {what}{sent * (n < len(before))}.",
         message_index=min(index, max(0, len(after) - 1)),
     )
-
-
-def _is_assistants_or_same(before: Sequence[Message], after: Sequence[Message], index: int) -> bool:
-    """Whether both requests have a message there that is equal or the assistant's."""
-    if index >= len(after):
-        return False
-    old, new = before[index], after[index]
-    return old.get("role") == new.get("role") == "assistant" or msg.same(old, new)
 
 
 def assistant_rewritten(b: Break) -> Fault | None:
@@ -211,7 +194,8 @@ def assistant_rewritten(b: Break) -> Fault | None:
             return None  # as the last message it is what was sampled: the template writes it otherwise later
         return _rewritten(b, index, reply, sent)
     old, new = msg.call_ids(reply), msg.call_ids(sent)
-    if old != new and b.case.codec is not None and any(name in b.b_window for name in set(new) - set(old)):
+    window = b.case.widened(b.actual, b.start, b.actual_stop) if old != new and b.case.codec is not None else ""
+    if any(name in window for name in set(new) - set(old)):
         return Fault(
             "assistant_rewritten",
             f"The tool call ids of message {index} were renamed from {_short(old)} to {_short(new)}.",

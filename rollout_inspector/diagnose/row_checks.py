@@ -2,6 +2,7 @@
 :class:`Fault` or None. Offsets count in the row."""
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from rollout_inspector.diagnose.finding import Fault
 from rollout_inspector.diagnose.gap.figures import TRAINER_LOGPROBS
 from rollout_inspector.streams.snippets import counted
 from rollout_inspector.streams.token_origins import mask_runs
-from rollout_inspector.streams.trajectory import REWARD_COLUMNS, Floats, Mask, Row
+from rollout_inspector.streams.trajectory import REWARD_COLUMNS, Floats, Mask, Row, Step
 
 _LOGPROBS = ("logprob", "log_prob")
 ROUTING = ("routed_experts", "rollout_expert_indices", "routing")
@@ -26,11 +27,8 @@ LAGS = (1, -1, 2, -2)  # The shifts that are looked for: by how many tokens a co
 def length_mismatch(row: Row) -> Fault | None:
     """A column and the ids differ in length."""
     n = len(row.ids)
-    columns: dict[str, Any] = {"loss_mask": row.loss_mask, **row.columns}
-    if row.logprobs is not None:
-        columns["logprobs"] = row.logprobs
-    if row.origin is not None:
-        columns["origin"] = row.origin
+    own = {"logprobs": row.logprobs, "origin": row.origin}
+    columns = {"loss_mask": row.loss_mask, **row.columns, **{name: v for name, v in own.items() if v is not None}}
     wrong = {name: len(values) for name, values in columns.items() if len(values) != n}
     # A reader keeps a column of another length as it found it.
     for name, value in row.extra.items():
@@ -75,8 +73,7 @@ def recorded(logprobs: Floats) -> Mask:
 
 
 def _is_possible(logprobs: Floats) -> Mask:
-    possible: Mask = (logprobs <= _ROUNDING) & (logprobs > _LEAST)
-    return possible
+    return (logprobs <= _ROUNDING) & (logprobs > _LEAST)
 
 
 def columns_shifted(row: Row) -> Fault | None:
@@ -191,8 +188,7 @@ def was_cut(fields: Mapping[str, Any], stop_reason: str = "") -> bool:
         while isinstance(value, list) and len(value) == 1:
             value = value[0]
         if name in _HOLDERS and isinstance(value, Mapping):
-            shallow = {key: item for key, item in value.items() if key not in _HOLDERS}
-            if was_cut(shallow):
+            if was_cut({key: item for key, item in value.items() if key not in _HOLDERS}):
                 return True
         elif name in _REASONS:
             value = value.get("type") if isinstance(value, Mapping) else value
@@ -331,3 +327,52 @@ def routing_rows(value: Any) -> int | None:
         rows = parts[2].split("x")[0] if len(parts) > 2 else ""
         return int(rows) if rows.isdigit() else None
     return None
+
+
+RUN_LENGTHS = "version_rle"  # The key in ``extra`` with pairs (version, tokens) over the row, as AReaL writes them.
+OF_TOKENS = "policy_versions"  # The key in ``extra`` with one version for each token, or with such pairs.
+
+
+def run_lengths(value: Any) -> list[tuple[str, int]] | None:
+    """Pairs (version, tokens), also of spans as vLLM and SGLang write them; None = it is something else."""
+    if not isinstance(value, list) or not value:
+        return None
+    pairs: list[tuple[str, int]] = []
+    for item in value:
+        if isinstance(item, Mapping) and all(type(item.get(bound)) is int for bound in ("start", "end")):
+            item = item.get("version", ""), max(item["end"] - item["start"], 0)
+        if not isinstance(item, list | tuple) or len(item) != 2 or not isinstance(item[1], int) or item[1] < 0:
+            return None
+        pairs.append((str(item[0]), item[1]))
+    return pairs
+
+
+def step_versions(step: Step) -> list[str]:
+    """The distinct versions that sampled a completion, in order of appearance; empty = not recorded. ``extra`` of the
+    step holds runs of (version, tokens) where the weights changed during the call."""
+    runs = run_lengths(step.extra.get(OF_TOKENS)) or run_lengths(step.extra.get("weight_versions")) or []
+    versions = [version for version, count in runs if version and count]
+    return list(dict.fromkeys(versions)) or [step.policy_version] * bool(step.policy_version)
+
+
+def trained_versions(row: Row) -> list[str]:
+    """The distinct versions that sampled the tokens under the loss mask, in order of appearance. What is recorded is as
+    long as the row or as its trained tokens; in another length, or without a mask for each token, it tells nothing.
+    Empty = not recorded."""
+    n, n_trained = len(row.ids), row.n_trained
+    if len(row.loss_mask) != n:
+        return []
+    for key in (RUN_LENGTHS, OF_TOKENS):
+        value = row.extra.get(key)
+        pairs = run_lengths(value)
+        if pairs is None and isinstance(value, list) and not any(isinstance(item, list | dict) for item in value):
+            pairs = [("" if item is None else str(item), 1) for item in value]
+        total = sum(count for _, count in pairs or ())
+        if not pairs or total not in (n, n_trained):
+            continue
+        at = accumulate((count for _, count in pairs), initial=0)
+        return list(dict.fromkeys(
+            version for (version, count), start in zip(pairs, at, strict=False)
+            if version and count and (total == n_trained or row.loss_mask[start : start + count].any())
+        ))
+    return []

@@ -19,14 +19,13 @@ from rollout_inspector.diagnose.mask_checks import (
     written_by_assistant
 )
 from rollout_inspector.diagnose.media import check_media
-from rollout_inspector.diagnose.row_versions import step_versions, trained_versions
+from rollout_inspector.diagnose.row_checks import step_versions, trained_versions
 from rollout_inspector.diagnose.step_checks import past_stop_string
-from rollout_inspector.streams.align import sampled_places
+from rollout_inspector.streams.align import sampled_instead, sampled_places
 from rollout_inspector.streams.canonical import is_utf8
 from rollout_inspector.streams.interfaces import Codec, Conversation, Renderer, RenderFailed
 from rollout_inspector.streams.prefix import common_prefix, stream_length
 from rollout_inspector.streams.recorded_renders import with_json
-from rollout_inspector.streams.row_places import sampled_instead
 from rollout_inspector.streams.snippets import counted, listed, quoted
 from rollout_inspector.streams.token_origins import mask_runs
 from rollout_inspector.streams.trajectory import NO_IDS, Ids, Mask, Message, Origin, Row
@@ -77,8 +76,12 @@ def _row_faults(case: DiagnosisContext, row: Row, properties: _TemplatePropertie
             yield cut
             wrong = [fault for fault in wrong if fault.severity is not Severity.INFO]
         yield from _merged(wrong)
-        # Advantages in place of the mask's fault follow from that fault.
-        if not _loud(wrong) or checks.advantage_misplaced(_mended(row, _loud(wrong))):
+        # Advantages in place of the mask's fault follow from that fault: the row is looked at with its right mask.
+        mask = row.loss_mask.copy()
+        for fault in (loud := [fault for fault in wrong if fault.severity is not Severity.INFO]):
+            for start, stop in fault.places or ((fault.start, fault.stop),):
+                mask[start:stop] ^= True
+        if not loud or checks.advantage_misplaced(replace(row, loss_mask=mask)):
             others.append(checks.advantage_misplaced)
     if not row.step_indices and (fault := _bos_fault(case, row, properties, marks)):
         yield fault
@@ -91,10 +94,6 @@ def _row_faults(case: DiagnosisContext, row: Row, properties: _TemplatePropertie
         yield fault
     if fault := checks.routing_misaligned(row.extra, len(row.ids)):
         yield fault
-
-
-def _loud(faults: Sequence[Fault]) -> list[Fault]:
-    return [fault for fault in faults if fault.severity is not Severity.INFO]
 
 
 def _cut(case: DiagnosisContext, row: Row, marks: TurnBoundaries) -> Fault | None:
@@ -160,15 +159,6 @@ def _bos_fault(
     return Fault("bos_mismatch", what, 0, 0, severity=Severity.WARNING)
 
 
-def _mended(row: Row, faults: Sequence[Fault]) -> Row:
-    """The row with the mask that it should have."""
-    mask = row.loss_mask.copy()
-    for fault in faults:
-        for start, stop in fault.places or ((fault.start, fault.stop),):
-            mask[start:stop] ^= True
-    return replace(row, loss_mask=mask)
-
-
 def _with_counts(fault: Fault, row: Row, marks: TurnBoundaries) -> Fault:
     """A mask that runs over turns or leaves out all: its wrong and lost tokens, counted by who wrote each token."""
     if fault.kind != "mask_overrun":
@@ -186,15 +176,11 @@ def _merged(faults: Sequence[Fault]) -> Iterator[Fault]:
     for fault in faults:
         by_kind.setdefault(fault.kind, []).append(fault)
     for same in by_kind.values():
-        if len(same) == 1:
-            yield same[0]
-            continue
         wrong, lost = [fault.wrong for fault in same], [fault.lost for fault in same]
-        yield replace(
-            same[0],
+        yield same[0] if len(same) == 1 else replace(
+            same[0], places=tuple((fault.start, fault.stop) for fault in same),
             wrong=None if None in wrong else sum(filter(None, wrong)),
             lost=None if None in lost else sum(filter(None, lost)),
-            places=tuple((fault.start, fault.stop) for fault in same),
         )
 
 
@@ -210,10 +196,8 @@ def _with_origin(case: DiagnosisContext, row: Row) -> Row:
     origin[: min((start for start, _, _ in sampled), default=0)] = Origin.PROMPT
     for start, stop, _ in sampled:
         origin[start:stop] = Origin.SAMPLED
-    between = origin == Origin.TEMPLATE
-    text = between & ~case.is_special(row.ids)
     # Long stretches between completions are text of a tool or user; short ones are the template's.
-    for start, stop in mask_runs(text):
+    for start, stop in mask_runs((origin == Origin.TEMPLATE) & ~case.is_special(row.ids)):
         if stop - start > 3:
             origin[start:stop] = Origin.OBSERVATION
     return replace(row, origin=origin)
@@ -224,11 +208,9 @@ _QUESTION: Message = {"role": "user", "content": "Question one"}
 _ANSWER: Message = {"role": "assistant", "content": "Answer zwei"}
 _CALLED: tuple[Message, ...] = (
     _QUESTION,
-    {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [{"id": "call00001", "type": "function", "function": {"name": "ask", "arguments": {"q": "x"}}}],
-    },
+    {"role": "assistant", "content": "", "tool_calls": [
+        {"id": "call00001", "type": "function", "function": {"name": "ask", "arguments": {"q": "x"}}},
+    ]},
     {"role": "tool", "name": "ask", "tool_call_id": "call00001", "content": "Result drei"},
 )
 
@@ -329,9 +311,9 @@ class _TemplateProperties:
         if not by_template:
             derived = derived_header(row.ids, row.loss_mask, special)
             headers = (derived,) if len(derived) else ()
-        codec = self.codec
-        bos = frozenset(() if codec is None or codec.bos_id is None else (codec.bos_id,))
-        stops = self.stop_ids | (derived_stops(row.ids, row.loss_mask, special, self.template_stops) - bos)
+        codec, bos = self.codec, None if self.codec is None else self.codec.bos_id
+        derived_ids = derived_stops(row.ids, row.loss_mask, special, self.template_stops)
+        stops = self.stop_ids | frozenset(stop for stop in derived_ids if stop != bos)
         blank, tag = np.zeros_like(special), special
         if codec is not None:
             distinct, places = np.unique(row.ids, return_inverse=True)
@@ -340,10 +322,7 @@ class _TemplateProperties:
             is_tag = (text[:1] in (b"<", b"[") or text[-1:] in (b">", b"]") for _, text in texts)
             blank = np.fromiter(is_blank, np.bool_, count=len(texts))[places]
             tag = special | np.fromiter(is_tag, np.bool_, count=len(texts))[places]
-        return TurnBoundaries(
-            special, blank, tag, headers, by_template, stops, self.stop_ids, self.written,
-            None if codec is None else codec.bos_id,
-        )
+        return TurnBoundaries(special, blank, tag, headers, by_template, stops, self.stop_ids, self.written, bos)
 
 
 @lru_cache(maxsize=16)
@@ -352,11 +331,11 @@ def _properties(codec: Codec | None, renderer: Any) -> _TemplateProperties:
     return _TemplateProperties(codec, renderer)
 
 
-def _finding(case: DiagnosisContext, index: int, row: Row, fault: Fault, step: int | None = None) -> Finding:
+def _finding(case: DiagnosisContext, index: int, row: Row, fault: Fault) -> Finding:
     kind = KINDS[fault.kind]
     ids = row.ids[fault.start : fault.stop]
     return Finding(
-        axis=Axis.ROW, kind=fault.kind, severity=fault.severity or kind.severity, step=step, row=index,
+        axis=Axis.ROW, kind=fault.kind, severity=fault.severity or kind.severity, row=index,
         start=fault.start, stop=fault.stop, expected_ids=bounded(fault.expected_ids),
         expected_text=case.text(fault.expected_ids), actual_ids=bounded(ids),
         actual_text=case.widened(row.ids, min(fault.start, len(row.ids)), min(fault.stop, len(row.ids))),
@@ -412,13 +391,9 @@ def _not_sampled(case: DiagnosisContext, row: Row, foreign: Mask) -> Fault | Non
 def _on_step(
     case: DiagnosisContext, index: int, kind: str, start: int, stop: int, evidence: str, cost: Cost
 ) -> Finding:
-    step = case.steps[index]
-    offset, finding_kind = len(step.prompt_ids), KINDS[kind]
-    return Finding(
-        axis=Axis.ROW, kind=kind, severity=finding_kind.severity, step=index, start=offset + start, stop=offset + stop,
-        actual_ids=bounded(step.completion_ids[start:stop]), evidence=evidence, remedy=finding_kind.remedy, cost=cost,
-        actual_text=case.widened(step.stream, offset + start, offset + stop),
-    )
+    n_prompt = len(case.steps[index].prompt_ids)
+    fault = Fault(kind, evidence, n_prompt + start, n_prompt + stop)
+    return replace(finding_on_step(case, index, fault, Axis.ROW, cost), evidence=evidence)  # without a note on lengths
 
 
 def _order(case: DiagnosisContext) -> Iterator[Finding]:

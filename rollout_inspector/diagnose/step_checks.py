@@ -11,11 +11,10 @@ from rollout_inspector.diagnose.context import DiagnosisContext, special_in
 from rollout_inspector.diagnose.finding import Cost, Fault, Finding, Severity
 from rollout_inspector.diagnose.finding_makers import finding_on_step
 from rollout_inspector.streams import messages as msg
-from rollout_inspector.streams.canonical import canonical_check_batch, is_utf8
+from rollout_inspector.streams.canonical import EncodedAgain, canonical_check_batch, is_utf8
 from rollout_inspector.streams.dropped_text import holds_all, unheld_tokens
 from rollout_inspector.streams.messages import reply_in, texts_of
 from rollout_inspector.streams.prefix import common_prefix
-from rollout_inspector.streams.retokenized import EncodedAgain
 from rollout_inspector.streams.snippets import clipped, counted, listed, quoted
 from rollout_inspector.streams.token_origins import byte_offsets
 from rollout_inspector.streams.trajectory import NO_IDS, OTHER_FIELDS, Ids, Message, Step
@@ -201,8 +200,13 @@ def _text_differs(case: DiagnosisContext, index: int) -> int | None:
     if step.text is None:
         bare = case.bytes_of(step.completion_ids[~case.is_special(step.completion_ids)])  # a decode may skip them
         reply = step.reply if _said(step) else None
-        silent = reply is None or any(_reply_has_trace(case, reply, sampled) for sampled in (data, bare))
-        return None if silent else 0
+        if reply is None:
+            return None
+        # Some of the reply's text is in the sampled bytes, in any order, because parsers move parts.
+        parts = [msg.text_of(reply.get("content")), msg.reasoning_of(reply), *(c["name"] for c in msg.calls_of(reply))]
+        texts = [text for text in parts if isinstance(text, str) and text.strip()]
+        has_trace = not texts or any(case.has_trace(text, sampled) for sampled in (data, bare) for text in texts)
+        return None if has_trace else 0
     # Decoding with special tokens skipped often leaves out fewer tokens than all control tokens.
     skipped = special_in(step.completion_ids, case.codec, getattr(case.codec, "skipped_ids", frozenset()))
     left_out_sets = (np.zeros_like(skipped), case.is_special(step.completion_ids), skipped)
@@ -224,21 +228,6 @@ def _cut_from(text: str, whole: str) -> bool:
     """Whether a text is the start of the whole one: a stop string or stop token may be cut, nothing at the front."""
     whole_characters = text.rstrip("�")
     return whole.startswith(text) or (len(text) > len(whole_characters) > 0 and whole.startswith(whole_characters))
-
-
-def _reply_has_trace(case: DiagnosisContext, reply: Message, data: bytes) -> bool:
-    """Whether some of the reply's text is in the sampled bytes, in any order, because parsers move parts."""
-    texts = [text for text in _spoken(reply) if text.strip()]
-    return not texts or any(case.has_trace(text, data) for text in texts)
-
-
-def _spoken(reply: Message) -> Iterator[str]:
-    content = msg.text_of(reply.get("content"))
-    if isinstance(content, str):
-        yield content
-    yield msg.reasoning_of(reply)
-    for call in msg.calls_of(reply):
-        yield str(call["name"] or "")
 
 
 def past_stop_string(case: DiagnosisContext, index: int) -> int | None:

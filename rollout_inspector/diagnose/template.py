@@ -17,7 +17,7 @@ from rollout_inspector.streams.interfaces import Conversation
 from rollout_inspector.streams.prefix import common_length, common_prefix, stream_length
 from rollout_inspector.streams.recorded_renders import DATE, NOW, first_rendered, kwargs_of_record
 from rollout_inspector.streams.snippets import quoted_or_nothing
-from rollout_inspector.streams.trajectory import NO_IDS, Ids, Message, Step
+from rollout_inspector.streams.trajectory import NO_IDS, Ids, Message
 
 _ASKING = ("user", "tool", "function")
 _TELLING = 4  # Fewer letters may stand in another text by chance.
@@ -70,11 +70,8 @@ def _template_did_it(b: Break) -> bool:
     start = common_prefix(first, second)
     n = min(8, len(first) - start)
     expected, actual = b.expected[b.start : b.start + n], b.actual[b.start : b.start + 8]
-    return (
-        n > 0
-        and len(actual) > 0
-        and np.array_equal(first[start : start + n], expected)
-        and np.array_equal(second[start : start + 8], actual)
+    return n > 0 and len(actual) > 0 and np.array_equal(first[start : start + n], expected) and (
+        np.array_equal(second[start : start + 8], actual)
     )
 
 
@@ -211,11 +208,9 @@ def _fitting(case: DiagnosisContext, index: int, start: int) -> str:
             return ""
         ids, head = case.steps[index].prompt_ids, case.user_text_start(case.steps[index])
         least = len(ids) if head is None else max(start, head) + 1
-        inputs = ((words, rendered) for words, rendered in _inputs(case, index) if rendered is not None)
         fits = (
-            words
-            for words, rendered in inputs
-            if common_prefix(rendered, ids) >= least or np.array_equal(rendered, ids)
+            words for words, rendered in _inputs(case, index)
+            if rendered is not None and (common_prefix(rendered, ids) >= least or np.array_equal(rendered, ids))
         )
         case.other_renders[index] = next(fits, "")
     return case.other_renders[index]
@@ -374,7 +369,10 @@ def first_prompt(case: DiagnosisContext, index: int) -> Finding | None:
         return None
     names = case.codec.token_bytes(rendered[start:][case.is_special(rendered[start:])])
     missing = len(names) - int(case.is_special(step.prompt_ids[start:]).sum())
-    if missing and missing <= _spelled(set(names), step):
+    request = step.request if missing else None
+    spelled = msg.strings_in([list(request.messages), list(request.tools or ())]) if request else []
+    n_spelled = sum(text.count(name.decode("utf-8", "replace")) for text in spelled for name in set(names))
+    if missing and missing <= n_spelled:
         return None  # content whose control tokens were encoded as text, which is right
     tail = common_prefix(rendered[start:][::-1], step.prompt_ids[start:][::-1])
     stop = len(step.prompt_ids) - tail
@@ -386,10 +384,3 @@ def first_prompt(case: DiagnosisContext, index: int) -> Finding | None:
         expected_ids=rendered[start : len(rendered) - tail],
     )
     return finding_on_step(case, index, fault)
-
-
-def _spelled(names: set[bytes], step: Step) -> int:
-    """How often the messages and tools of a request spell one of these control tokens."""
-    request = step.request
-    texts = msg.strings_in([list(request.messages), list(request.tools or ())]) if request else []
-    return sum(text.count(name.decode("utf-8", "replace")) for text in texts for name in names)

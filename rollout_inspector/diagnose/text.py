@@ -13,6 +13,7 @@ from rollout_inspector.diagnose.finding import Fault
 from rollout_inspector.diagnose.template import foreign, request_render
 from rollout_inspector.streams import messages as msg
 from rollout_inspector.streams.canonical import is_utf8
+from rollout_inspector.streams.prefix import common_length
 from rollout_inspector.streams.snippets import contrast, listed
 from rollout_inspector.streams.trajectory import Ids, Step
 
@@ -120,20 +121,18 @@ def tool_call_reserialized(b: Break) -> Fault | None:
     if b.case.codec is None or b.same_text or turn is None:
         return None
     old, new = b.text_from(len(turn.prompt_ids))
-    place = _first_difference(old, new)
+    place = common_length(old, new)
     if _only_white_space(b) and place >= len(_said(b, turn)):
         return None  # after the call, not in it
-    for start, stop in call_regions(old, _calls(b, turn)):
-        if start <= place < max(stop, start + 1):
-            break
-    else:
+    if not any(start <= place < max(stop, start + 1) for start, stop in call_regions(old, _calls(b, turn))):
         return None
     if b.messages_equal:
         values = "the values are the same, as the messages show"
-    elif _same_values(old, new):
-        values = "the values are the same"
     else:
-        return None
+        before, after = ([value for _, _, value in json_objects(text)] for text in (old, new))
+        if not before or before != after[: len(before)]:
+            return None
+        values = "the values are the same"
     was, now = contrast(old, new)
     return Fault(
         "tool_call_reserialized",
@@ -247,21 +246,19 @@ def _padded(text: str, start: int, stop: int) -> tuple[int, int]:
     return start, stop + 1
 
 
-def json_objects(text: str, limit: int = 64) -> list[tuple[int, int, Any]]:
-    """Objects ``(start, stop, value)`` in a text, as JSON or in Python's notation."""
+def json_objects(text: str) -> list[tuple[int, int, Any]]:
+    """Objects ``(start, stop, value)`` in a text, as JSON or in Python's notation; the first 64."""
     decoder = json.JSONDecoder(strict=False)
     objects: list[tuple[int, int, Any]] = []
     place = text.find("{")
-    while place >= 0 and len(objects) < limit:
+    while place >= 0 and len(objects) < 64:
         try:
             value, stop = decoder.raw_decode(text, place)
         except (ValueError, RecursionError):
             value, stop = _python_object(text, place)
         if stop > place:
             objects.append((place, stop, value))
-            place = text.find("{", stop)
-        else:
-            place = text.find("{", place + 1)
+        place = text.find("{", max(stop, place + 1))
     return objects
 
 
@@ -278,14 +275,3 @@ def _python_object(text: str, start: int) -> tuple[Any, int]:
                     continue
             return None, start
     return None, start
-
-
-def _same_values(old: str, new: str) -> bool:
-    before = [value for _, _, value in json_objects(old)]
-    after = [value for _, _, value in json_objects(new)]
-    return bool(before) and before == after[: len(before)]
-
-
-def _first_difference(a: str, b: str) -> int:
-    n = min(len(a), len(b))
-    return next((i for i in range(n) if a[i] != b[i]), n)

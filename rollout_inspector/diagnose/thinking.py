@@ -47,8 +47,12 @@ def empty_think_toggled(b: Break) -> Fault | None:
 
 def thinking_stripped(b: Break) -> Fault | None:
     """The missing text holds reasoning, no message was changed, and the difference is not in the head."""
-    if b.case.codec is None or _is_other_head(b):
+    if b.case.codec is None:
         return None
+    if b.known_messages is not None and b.start < b.head_stop and any(
+        agrees_past(b.case, i, b.start) is False for i in (b.case.root(b.parent_index), b.index)
+    ):
+        return None  # the head differs, and one of the prompts is not its template's render
     expected, actual = _both_texts(b)
     body = lone_block(expected, actual)
     if body is None or not body.strip():
@@ -62,13 +66,6 @@ def thinking_stripped(b: Break) -> Fault | None:
         f"sampled is not in the prompt of step {b.index}. Its messages still hold what was said.",
         message_index=_place(b),
     )
-
-
-def _is_other_head(b: Break) -> bool:
-    """Whether the difference lies before the first user text, and one of the prompts is not its template's render."""
-    if b.known_messages is None or b.start >= b.head_stop:
-        return False
-    return any(agrees_past(b.case, i, b.start) is False for i in (b.case.root(b.parent_index), b.index))
 
 
 def reasoning_misparsed(b: Break) -> Fault | None:
@@ -89,7 +86,10 @@ def reasoning_misparsed(b: Break) -> Fault | None:
     literal = isinstance(content, str) and CLOSE.search(content) is not None
     if not literal and not sampled[: closed.start()].strip():
         return None  # the block was closed at once: there is no reasoning
-    turn = _turn(b)
+    # The turn of the break, as the later prompt renders it: up to the sampled stop token, if it came back.
+    start = max(0, min(b.start, len(b.parent.prompt_ids)) - 16)
+    ends = b.start + b.same_turn_end(b.expected[b.start :], b.actual[b.start :])
+    turn = b.case.text(b.actual[start : max(b.actual_stop, ends * (ends < len(b.actual)), start + 1)])
     twice = len(CLOSE.findall(turn)) > 1 or len(OPEN.findall(turn)) > 1
     if not twice and not (literal and CLOSE.search(turn)):
         return None
@@ -99,12 +99,6 @@ def reasoning_misparsed(b: Break) -> Fault | None:
         f"if there were no block, and step {b.index} sends the reasoning as content.",
         message_index=_place(b),
     )
-
-
-def _turn(b: Break) -> str:
-    """The turn of the break, as the later prompt renders it: up to the sampled stop token."""
-    start = max(0, min(b.start, len(b.parent.prompt_ids)) - 16)
-    return b.case.text(b.actual[start : max(b.turn_stop, start + 1)])
 
 
 def _both_texts(b: Break) -> tuple[str, str]:
@@ -133,8 +127,7 @@ def lone_block(one: str, other: str) -> str | None:
             without_block = _SPACE.sub("", one[:start] + one[stop:])
             head = len(_SPACE.sub("", one[:start]))
             emptied = pattern.match(other, start) if match.group("body").strip() else None
-            if emptied and emptied.group("body").strip():
-                emptied = None
+            emptied = None if emptied and emptied.group("body").strip() else emptied
             for candidate in (other, emptied and other[:start] + other[emptied.end() :]):
                 compared = _SPACE.sub("", candidate or "")
                 agrees = common_length(without_block, compared)

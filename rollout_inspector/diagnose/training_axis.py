@@ -59,11 +59,7 @@ def missing_steps(steps: Sequence[int]) -> list[tuple[int, int]]:
 
 def came_again(steps: Sequence[AxisStep]) -> set[int]:
     """The steps that have trajectories before and after all those of another step."""
-    ranges = [
-        (step.first, step.last, step.training_step)
-        for step in steps
-        if step.first is not None and step.last is not None
-    ]
+    ranges = [(s.first, s.last, s.training_step) for s in steps if s.first is not None and s.last is not None]
     steps_again: set[int] = set()
     earliest_end = math.inf
     for _, last, step in sorted(ranges, reverse=True):

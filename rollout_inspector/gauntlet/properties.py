@@ -1,4 +1,5 @@
-"""The fifteen properties, each a function from what was asked, sampled and captured to a verdict."""
+"""The fifteen properties, each a function from what was asked, sampled and captured to a verdict. Then the verdicts as
+text, JSON and JUnit XML."""
 
 import json
 from collections import Counter, defaultdict
@@ -6,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 
@@ -13,6 +15,7 @@ from rollout_inspector.gauntlet.captured import CapturedFiles, CapturedStep, sce
 from rollout_inspector.gauntlet.engine import COMPLETIONS, EngineCall, Sampled, answer_of, body_of, events_of
 from rollout_inspector.gauntlet.harness import Answer, exact_json, joined
 from rollout_inspector.gauntlet.vocabulary import decode
+from rollout_inspector.outputs import line_of, plain
 
 MAX_NAMED = 3  # Faults that the evidence of a property names; the others are counted.
 MAX_FAULT = 300  # Characters of each.
@@ -440,3 +443,40 @@ def _verdict(property_: Property, evidence: Evidence) -> Verdict:
         return Verdict(property_.name, PropertyOutcome.NOT_OFFERED, evidence_text, property_.is_required)
     n = len(evidence.asked(scenario))
     return Verdict(property_.name, PropertyOutcome.HELD, f"{property_.claim} {n} request{'s' * (n != 1)}.")
+
+
+def n_broken(verdicts: Sequence[Verdict]) -> int:
+    """Properties that are broken."""
+    return sum(verdict.outcome is PropertyOutcome.BROKEN for verdict in verdicts)
+
+
+def as_text(verdicts: Sequence[Verdict]) -> str:
+    """A line for each property, and one in the end."""
+    lines = [f"{verdict.outcome.value:12} {verdict.name:20} {line_of(verdict.evidence)}" for verdict in verdicts]
+    n = n_broken(verdicts)
+    end = f"{n} of {len(verdicts)} properties are broken." if n else "No property is broken."
+    if names := ", ".join(verdict.name for verdict in verdicts if verdict.is_undecided):
+        end += f" Not decided, although every gateway should offer it: {names}."
+    return "\n".join([*lines, "", end, ""])
+
+
+def as_json(verdicts: Sequence[Verdict]) -> str:
+    """One object."""
+    properties = [
+        {"name": verdict.name, "verdict": verdict.outcome.value, "evidence": verdict.evidence} for verdict in verdicts
+    ]
+    return json.dumps({"properties": properties, "broken": n_broken(verdicts)}, indent=1) + "\n"
+
+
+def as_junit(verdicts: Sequence[Verdict]) -> str:
+    """A test case for each property."""
+    suite = ElementTree.Element("testsuite", name="rollout-inspector gauntlet", tests=str(len(verdicts)))
+    tag_of = {PropertyOutcome.BROKEN: "failure", PropertyOutcome.NOT_OFFERED: "skipped"}
+    tags = ["error" if verdict.is_undecided else tag_of.get(verdict.outcome, "system-out") for verdict in verdicts]
+    for tag, name in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
+        suite.set(name, str(tags.count(tag)))
+    for verdict, tag in zip(verdicts, tags, strict=True):
+        case = ElementTree.SubElement(suite, "testcase", classname="gauntlet", name=verdict.name)
+        ElementTree.SubElement(case, tag, message=line_of(verdict.evidence))
+    ElementTree.indent(suite)
+    return plain(ElementTree.tostring(suite, encoding="unicode")) + "\n"

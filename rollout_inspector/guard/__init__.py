@@ -4,34 +4,19 @@ loaded at first use, so that ``import rollout_inspector.guard`` costs a trainer 
 from importlib import import_module
 from typing import Any
 
-_HOME = {
-    "Guard": "trainer_guard",
-    "GuardFailed": "trainer_guard",
-    "AuditSettings": "shard_audit",
-    "AuditShard": "shard_audit",
-    "CheckedFiles": "checked_files",
-    "assert_template_safe": "assertions",
-    "assert_tito": "assertions",
-    "audit": "shard_audit",
-    "check_files": "checked_files",
-    "cut_files": "shard_audit",
-    "FailRule": "fail_rules",
-    "fail_rule": "fail_rules",
-    "mend_file": "mended_file",
-    "MendOptions": "mended_file",
-    "MendRefused": "mended_file",
-    "mend_trajectory": "mended_trajectory",
-    "read_baseline": "fail_rules",
-    "verdict_on": "fail_rules",
-    "REPORTS": "report_formats",
-    "CheckedTemplate": "checked_templates",
-    "NamedTemplate": "checked_templates",
-    "PURPOSES": "checked_templates",
-    "check_template": "checked_templates",
-    "compare_with_lock": "template_lock",
-    "lock_text": "template_lock",
-    "read_lock": "template_lock",
+_NAMES = {
+    "assertions": ("assert_template_safe", "assert_tito"),
+    "checked_files": ("CheckedFiles", "check_files"),
+    "checked_templates": ("PURPOSES", "CheckedTemplate", "NamedTemplate", "check_template"),
+    "fail_rules": ("FailRule", "fail_rule", "read_baseline", "verdict_on"),
+    "mended_file": ("MendOptions", "MendRefused", "mend_file"),
+    "mended_trajectory": ("mend_trajectory",),
+    "report_formats": ("REPORTS",),
+    "shard_audit": ("AuditSettings", "AuditShard", "audit", "cut_files"),
+    "template_lock": ("compare_with_lock", "lock_text", "read_lock"),
+    "trainer_guard": ("Guard", "GuardFailed"),
 }
+_HOME = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = sorted(_HOME)
 
 

@@ -165,8 +165,7 @@ def _must_answer(address: str) -> None:
 
 def _of_ray(ray: Any, reference: Any) -> pa.Table | str:
     try:
-        table: pa.Table = ray.get(reference)
-        return table
+        return ray.get(reference)
     except ray.exceptions.RayTaskError as error:
         return reason_of(error.cause or error)
     except ray.exceptions.RayError as error:

@@ -229,14 +229,11 @@ def diagnosis_of(
 ) -> Diagnosis:
     """The diagnosis of one trajectory. A fault of the diagnosis itself becomes a finding, never an exception."""
     try:
-        return examine(trajectory, codec, lambda sha256: _renderer_of(sha256, renderer), encode_rows=encode_rows)
+        # It counts where a step names no chat template or the same one.
+        own = ("", "" if renderer is None else renderer.chat_template_sha256)
+        return examine(trajectory, codec, lambda sha256: renderer if sha256 in own else None, encode_rows=encode_rows)
     except Exception as error:
         return failed_diagnosis(f"The diagnosis itself failed on this trajectory ({type(error).__name__}: {error}).")
-
-
-def _renderer_of(sha256: str, renderer: Renderer | None) -> Renderer | None:
-    """The renderer, where a step names no chat template or the same one."""
-    return renderer if renderer is None or sha256 in ("", renderer.chat_template_sha256) else None
 
 
 def title_of(kind: str) -> str:

@@ -209,24 +209,27 @@ class _Mending:
         if not any(result.actions for result in done):
             for trajectory, result in zip(trajectories, done, strict=True):
                 self._tell(number, trajectory, result)
-            file.write(_one_line(line) + b"\n")
+            line = line.strip()  # an object over several lines becomes one line
+            file.write((json.dumps(decode(line)).encode() if b"\n" in line else line) + b"\n")
             return
         record = decode(line)
         if why := why_not(record):
             raise MendRefused(
                 f"Line {number} of {self._path} cannot be changed where it stands. {why}", Remedy.OWN_FORMAT
             )
-        left_out = []
+        dropped = []
         for n, (trajectory, result) in enumerate(zip(trajectories, done, strict=True)):
             if result.actions == ("masked",) and len(result.masked) == 1:
                 places = sorted((*result.masked[0], *result.unmasked[0]))
                 mask_places(record, n, places, result.written[0].rows[0])
             elif result.actions:
                 if result.written:
-                    result = _not_in_place(trajectory, result, found)
-                left_out.append(n)
+                    reason = f"It would need {', '.join(result.actions)}; in {found.title} a record is only masked or "
+                    every = tuple(range(len(trajectory.steps)))
+                    result = left_out(every, result.kinds, f"{reason}left out.")
+                dropped.append(n)
             self._tell(number, trajectory, result)
-        remaining = without(record, left_out, list_key)
+        remaining = without(record, dropped, list_key)
         if remaining is not None:
             file.write(json.dumps(remaining).encode() + b"\n")
 
@@ -298,20 +301,8 @@ def _fails(finding: Finding, rule: FailRule) -> bool:
     return rule.concerns(finding.kind, KindCount(finding.severity))
 
 
-def _not_in_place(trajectory: Trajectory, done: MendedTrajectory, found: Format) -> MendedTrajectory:
-    reason = f"It would need {', '.join(done.actions)}; in {found.title} a record is only masked or left out."
-    every = tuple(range(len(trajectory.steps)))
-    return left_out(every, done.kinds, reason)
-
-
 def _line_of(lines: Iterator[Any], number: int) -> bytes:
     return next(line for line in lines if line.number == number).checked()  # type: ignore[no-any-return]
-
-
-def _one_line(data: bytes) -> bytes:
-    """A record as it stands; an object over several lines becomes one line."""
-    data = data.strip()
-    return json.dumps(decode(data)).encode() if b"\n" in data else data
 
 
 def _stretches(offsets: tuple[int, ...]) -> list[list[int]]:

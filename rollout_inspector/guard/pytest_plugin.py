@@ -25,8 +25,7 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
     place = file_path.relative_to(config.rootpath) if file_path.is_relative_to(config.rootpath) else file_path
     for setting, kind in (("tito_files", RolloutFile), ("tito_locks", LockFile)):
         if any(fnmatch(place.as_posix(), pattern) for pattern in config.getini(setting)):
-            collector: pytest.Collector = kind.from_parent(parent, path=file_path, nodeid=line_of(place.as_posix()))
-            return collector
+            return kind.from_parent(parent, path=file_path, nodeid=line_of(place.as_posix()))
     return None
 
 

@@ -31,11 +31,6 @@ def place_text(one: PlacedFinding) -> str:
     return f"{line_of(file)}: {line_of(place.trajectory)}, {inside}, tokens {place.start}-{place.stop}"
 
 
-def cost_text(one: PlacedFinding) -> str:
-    """What a finding costs, as a sentence without its full stop; empty when it costs nothing."""
-    return cost_sentence(one.finding.cost, one.finding.severity)
-
-
 def finding_text(one: PlacedFinding) -> str:
     """Where a finding is, what happened, what it costs and what mends it, on one line."""
     return " ".join([f"{place_text(one)}.", *_sentences(one)])
@@ -44,25 +39,20 @@ def finding_text(one: PlacedFinding) -> str:
 def _sentences(one: PlacedFinding) -> Iterator[str]:
     """What happened, what it costs and what mends it."""
     yield line_of(one.finding.evidence)
-    if cost := cost_text(one):
+    if cost := cost_sentence(one.finding.cost, one.finding.severity):
         yield f"Cost: {cost}."
     if one.finding.remedy:
         yield f"Remedy: {line_of(one.finding.remedy)}"
 
 
-def _counts(checked: CheckedFiles) -> str:
-    n = len(checked.files)
-    formats = f" ({', '.join(checked.formats)})" if checked.formats else ""
-    return (
-        f"{checked.n_trajectories:,} trajectories, {checked.n_steps:,} steps, {checked.n_rows:,} rows in {n:,} "
-        f"file{'s' * (n != 1)}{formats}"
-    )
-
-
 def _read(checked: CheckedFiles) -> str:
     """What was read, and what cannot be seen from rows where no call is in the files."""
-    rows_alone = "No call is in them: rows alone do not tell what the prompts were and which tokens were sampled."
-    return f"Read {_counts(checked)}." + f" {rows_alone}" * bool(checked.n_rows and not checked.n_steps)
+    n, formats = len(checked.files), f" ({', '.join(checked.formats)})" if checked.formats else ""
+    rows_alone = " No call is in them: rows alone do not tell what the prompts were and which tokens were sampled."
+    return (
+        f"Read {checked.n_trajectories:,} trajectories, {checked.n_steps:,} steps, {checked.n_rows:,} rows in {n:,} "
+        f"file{'s' * (n != 1)}{formats}.{rows_alone * bool(checked.n_rows and not checked.n_steps)}"
+    )
 
 
 def _unchecked(checked: CheckedFiles) -> Iterator[str]:
@@ -298,13 +288,8 @@ def workflow_property(text: str) -> str:
 
 def as_markdown(checked: CheckedFiles, verdict: FilesVerdict) -> str:
     """For the summary of a job or a comment on a pull request."""
-    lines = [
-        f"## Rollouts: {verdict.outcome.name.lower()}",
-        "",
-        markdown_cell(_outcome(checked, verdict)),
-        "",
-        _read(checked),
-    ]
+    outcome = markdown_cell(_outcome(checked, verdict))
+    lines = [f"## Rollouts: {verdict.outcome.name.lower()}", "", outcome, "", _read(checked)]
     if checked.kinds:
         lines += [
             "", "| severity | kind | findings | trajectories | share | first place |", "|---|---|---:|---:|---:|---|",

@@ -84,15 +84,6 @@ def tokenizer_in_lock(name: str, templates: TemplateLock, lock: str | Path, toke
     return path_of_name(template.tokenizer, lock) if template.tokenizer else None
 
 
-def render_digests(report: CheckReport) -> dict[str, str]:
-    """The digest of the renders of each probe that has two."""
-    return {
-        check.name: _digest(check.comparison.before, check.comparison.after)
-        for check in report.checks
-        if check.comparison is not None
-    }
-
-
 def _digest(*sides: RenderSide) -> str:
     digest = hashlib.sha256()
     for side in sides:
@@ -110,7 +101,9 @@ def locked(checked: CheckedTemplate) -> LockedTemplate:
     return LockedTemplate(
         report.chat_template, None if checked.template.tokenizer is None else checked.template.tokenizer.sha256,
         {purpose.value: outcome_of(purpose, report.checks) for purpose in Purpose if purpose is not Purpose.FACTS},
-        {check.name: check.status.value for check in report.checks}, render_digests(report),
+        {check.name: check.status.value for check in report.checks},
+        {check.name: _digest(both.before, both.after)
+         for check in report.checks if (both := check.comparison) is not None},
     )
 
 
@@ -213,9 +206,10 @@ def compare_with_lock(checked: CheckedTemplate, lock: TemplateLock, name: str) -
     if after.sha256 != before.sha256:
         changes.append(f"The template changed: sha256 {before.sha256[:12]} became {after.sha256[:12]}.")
     if after.tokenizer_sha256 != before.tokenizer_sha256:
-        was, now = (_tokenizer_words(tokenizer) for tokenizer in (before.tokenizer_sha256, after.tokenizer_sha256))
+        hashes = (before.tokenizer_sha256, after.tokenizer_sha256)
+        was, now = ("no tokenizer" if sha256 is None else f"the tokenizer {sha256[:12]}" for sha256 in hashes)
         notes.append(f"The template was locked with {was} and is checked with {now}.")
-        if None in (before.tokenizer_sha256, after.tokenizer_sha256) and not changes:
+        if None in hashes and not changes:
             notes.append(
                 "Ids and characters cannot be compared. Check with the same tokenizer, or write the lock again."
             )
@@ -228,8 +222,12 @@ def compare_with_lock(checked: CheckedTemplate, lock: TemplateLock, name: str) -
     if after.sha256 != before.sha256:
         older = check_template(NamedTemplate(name, before.text, tokenizer), now=LOCK_TIME).report
         if older is not None:
-            lines = _lines(older, checked)
-            changes += [] if any(line.titles for line in lines) else _together(older, checked)
+            texts = (older.chat_template, checked.template.text)
+            was_renderer, now_renderer = (TemplateRenderer(tokenizer, text, LOCK_TIME) for text in texts)
+            lines = changed_lines(was_renderer, now_renderer, older, LOCK_TIME)
+            alone = any(line.titles for line in lines)
+            together = "" if alone else first_difference(was_renderer, now_renderer, older)
+            changes += [f"No changed line does it alone. {together}"] if together else []
     elif changes and lock.checks_version != chat_templates.VERSION:
         notes += changes
         notes.append(
@@ -240,10 +238,6 @@ def compare_with_lock(checked: CheckedTemplate, lock: TemplateLock, name: str) -
     elif changes and lock.jinja != version("jinja2"):
         notes.append(f"The template is the same; Jinja {lock.jinja} became {version('jinja2')}.")
     return LockComparison(ExitStatus.of(not changes), tuple(changes), tuple(lines[:MAX_LINES_TOLD]), tuple(notes))
-
-
-def _tokenizer_words(sha256: str | None) -> str:
-    return "no tokenizer" if sha256 is None else f"the tokenizer {sha256[:12]}"
 
 
 def _verdict_changes(before: LockedTemplate, after: LockedTemplate) -> Iterable[str]:
@@ -277,20 +271,3 @@ def _render_changes(before: LockedTemplate, after: LockedTemplate, report: Check
         return []
     changes = [f"The renders of {counted(len(names), 'probe')} changed: {_titles(names, report)}."] if names else []
     return changes + ([f"{counted(len(gone), 'probe')} cannot be rendered any more."] if gone else [])
-
-
-def _lines(older: CheckReport, checked: CheckedTemplate) -> list[ChangedLines]:
-    old, new = _renderers(older, checked)
-    return changed_lines(old, new, older, LOCK_TIME)
-
-
-def _together(older: CheckReport, checked: CheckedTemplate) -> list[str]:
-    """What several changes do that none of them does alone; empty where the renders are the same."""
-    difference = first_difference(*_renderers(older, checked), older)
-    return [f"No changed line does it alone. {difference}"] if difference else []
-
-
-def _renderers(older: CheckReport, checked: CheckedTemplate) -> tuple[TemplateRenderer, TemplateRenderer]:
-    tokenizer = checked.template.tokenizer
-    old, new = (TemplateRenderer(tokenizer, text, LOCK_TIME) for text in (older.chat_template, checked.template.text))
-    return old, new

@@ -8,7 +8,6 @@ from typing import Any
 from rollout_inspector.guard.checked_templates import CheckedTemplate
 from rollout_inspector.guard.fail_rules import ExitStatus
 from rollout_inspector.guard.report_formats import markdown_cell, workflow_data, workflow_property
-from rollout_inspector.guard.template_changes import LockComparison
 from rollout_inspector.outputs import line_of
 from rollout_inspector.text.chat_templates.probes.report import Check
 
@@ -67,7 +66,16 @@ def _value(one: CheckedTemplate) -> dict[str, Any]:
         "prefix_preserving": None if report is None else report.prefix_preserving,
         "verdicts": {} if report is None else dict(report.verdicts),
         "checks": [] if report is None else [_check_value(one, check) for check in report.checks],
-        "lock": None if compared is None else _lock_value(compared),
+        "lock": None if compared is None else {
+            "outcome": compared.outcome.name.lower(), "changes": list(compared.changes), "notes": list(compared.notes),
+            "lines": [
+                {
+                    "first": line.first, "last": line.last, "was": line.was, "now": line.now,
+                    "probes": list(line.titles), "is_tried": line.is_tried, "sentence": line.sentence(),
+                }
+                for line in compared.lines
+            ],
+        },
     }
 
 
@@ -77,26 +85,12 @@ def _check_value(checked: CheckedTemplate, check: Check) -> dict[str, Any]:
     return {name: value[name] for name in names}
 
 
-def _lock_value(compared: LockComparison) -> dict[str, Any]:
-    return {
-        "outcome": compared.outcome.name.lower(),
-        "changes": list(compared.changes),
-        "notes": list(compared.notes),
-        "lines": [
-            {
-                "first": line.first, "last": line.last, "was": line.was, "now": line.now, "probes": list(line.titles),
-                "is_tried": line.is_tried, "sentence": line.sentence(),
-            }
-            for line in compared.lines
-        ],
-    }
-
-
 def as_github(found: Sequence[CheckedTemplate]) -> str:
     """Workflow commands: an annotation for each changed line and for each template."""
     lines = []
     for template in found:
-        file = workflow_property(_file_of(template))
+        inside = Path(template.name, "chat_template.jinja")  # of a tokenizer; without such a file, its folder
+        file = workflow_property(str(inside if inside.is_file() else Path(template.name)))
         for changed in template.compared.lines if template.compared is not None else ():
             place = f"file={file},line={changed.first}"
             level = "error" if changed.titles or not changed.is_tried else "notice"
@@ -117,21 +111,10 @@ def as_markdown(found: Sequence[CheckedTemplate]) -> str:
         for template in found
     ]
     for template in found:
-        changes = (
-            [*template.compared.changes, *(line.sentence() for line in template.compared.lines)]
-            if template.compared
-            else []
-        )
-        if changes:
+        compared = template.compared
+        if compared and (changes := [*compared.changes, *(line.sentence() for line in compared.lines)]):
             lines += ["", f"{markdown_cell(template.name)}:", "", *(f"* {markdown_cell(text)}" for text in changes)]
     return "\n".join(lines) + "\n"
-
-
-def _file_of(checked: CheckedTemplate) -> str:
-    """The file that holds the template; of a tokenizer without such a file, its folder."""
-    path = Path(checked.name)
-    inside = path / "chat_template.jinja"
-    return str(inside if inside.is_file() else path)
 
 
 TemplateReport = Callable[[Sequence[CheckedTemplate]], str]

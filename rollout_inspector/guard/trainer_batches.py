@@ -65,13 +65,9 @@ def items_of_steps(steps: Any, name: str = "steps") -> GuardedItems:
     """The trajectories of a list, or one trajectory as the list of its steps. Raises :class:`Refusal`."""
     items = _listed(steps, "steps")
     if not items or isinstance(items[0], Step | Mapping):
-        whole = items
-
-        def kept(indices: Sequence[int]) -> list[Any]:
-            return whole if len(indices) else []
-
         return GuardedItems(
-            min(len(whole), 1), lambda _: _episode(whole, f"{name}-0"), lambda _: sum(map(_size, whole)), kept
+            min(len(items), 1), lambda _: _episode(items, f"{name}-0"), lambda _: sum(map(_size, items)),
+            lambda indices: items if len(indices) else [],
         )
 
     def trajectory(index: int) -> Trajectory:
@@ -224,8 +220,7 @@ def _column(value: Any, n: int, n_response: int, mask: Mask, fill: float = np.na
     values = array_of(value).astype(np.float32)
     if values.ndim == 0 and len(mask) == n:
         return np.where(mask, values, np.float32(0)).astype(np.float32)
-    column: Floats = _placed(values, n, n_response, np.float32(fill))
-    return column
+    return _placed(values, n, n_response, np.float32(fill))
 
 
 def _attention(fields: Mapping[str, Any], n: int, n_prompt: int, n_response: int) -> Mask | None:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rollout_inspector.diagnose.finding import Finding
 from rollout_inspector.guard.checked_files import (
     CheckedFiles, KindCount, PlacedFinding, codec_of, diagnosis_of, placed_finding, title_of
 )
@@ -71,9 +70,7 @@ class Guard:
         self._rule: FailRule = fail_rule(fail_on)
         self._codec, self._folder = codec_of(tokenizer)
         self._renderer: Renderer | None = None
-        text = chat_template
-        if text is None and self._codec is not None:
-            text = self._codec.chat_template
+        text = self._codec.chat_template if chat_template is None and self._codec is not None else chat_template
         if text and self._codec is not None:
             from rollout_inspector.text import chat_templates
 
@@ -144,15 +141,18 @@ class Guard:
             remaining = value
             if self.on == "drop" and (dropped := set(look.dropped)):
                 remaining = items.kept([n for n in range(items.n) if n not in dropped])
-                with self._lock:
-                    self._counts["dropped"] += len(dropped)
+                self._count("dropped", len(dropped))
         except Exception as error:
-            self._broken(error)
+            self._count("errors")
+            self._warn("guard_failed", f"The guard could not look at a call. {type(error).__name__}: {error}")
             if self.on == "raise":
                 raise
             return value
         finally:
-            self._timed(start)
+            seconds = time.monotonic() - start
+            with self._lock:
+                self._seconds += seconds
+                self._slowest = max(self._slowest, seconds)
         if self.on == "raise" and look.failing:
             raise GuardFailed(list(look.failing))
         return remaining
@@ -169,13 +169,11 @@ class Guard:
     def _look(self, look: _Look) -> None:
         """Look at the sample in a thread, and wait for it as long as the call may take."""
         n_tokens = sum(look.items.n_tokens(n) for n in range(look.items.n))
-        with self._lock:
-            self._counts["tokens_seen"] += n_tokens
+        self._count("tokens_seen", n_tokens)
         if not look.chosen:
             return
         if not self._turn.acquire(timeout=max(0.0, look.until - time.monotonic())):
-            with self._lock:
-                self._counts["unchecked"] += len(look.chosen)
+            self._count("unchecked", len(look.chosen))
             return
         try:
             thread = threading.Thread(target=self._work, args=(look,), name="rollouts-guard", daemon=True)
@@ -185,15 +183,13 @@ class Guard:
             raise
         thread.join(max(0.0, look.until - time.monotonic()))
         if thread.is_alive():
-            with self._lock:
-                self._counts["late"] += 1
+            self._count("late")
 
     def _work(self, look: _Look) -> None:
         try:
             for m, n in enumerate(look.chosen):
                 if time.monotonic() > look.until:
-                    with self._lock:
-                        self._counts["unchecked"] += len(look.chosen) - m
+                    self._count("unchecked", len(look.chosen) - m)
                     break
                 self._look_at(look, n)
         finally:
@@ -204,12 +200,14 @@ class Guard:
             trajectory = look.items.trajectory(n)
             diagnosis = diagnosis_of(trajectory, self._codec, self._renderer)
         except Exception as error:
-            with self._lock:
-                self._counts["unreadable"] += 1
+            self._count("unreadable")
             self._warn("unreadable", str(error))
             look.unreadable = look.unreadable or str(error)
             return
-        failing = [finding for finding in diagnosis.findings if self._fails(finding)]
+        failing = [
+            finding for finding in diagnosis.findings
+            if finding.kind != "not_decidable" and self._rule.concerns(finding.kind, KindCount(finding.severity))
+        ]
         placed = [placed_finding(finding, "trainer", None, trajectory) for finding in failing]
         with self._lock:
             self._checked.add("trainer", None, trajectory, diagnosis)
@@ -222,9 +220,6 @@ class Guard:
         for finding in placed:
             self._warn(finding.finding.kind, f"{title_of(finding.finding.kind)}. {finding_text(finding)}")
 
-    def _fails(self, finding: Finding) -> bool:
-        return finding.kind != "not_decidable" and self._rule.concerns(finding.kind, KindCount(finding.severity))
-
     # -- telling
 
     def _warn(self, kind: str, sentence: str) -> None:
@@ -235,13 +230,6 @@ class Guard:
         if self.on != "raise" and n == 10 ** (len(str(n)) - 1):
             _log.warning("%s (number %d): %s", kind, n, line_of(sentence))
 
-    def _broken(self, error: Exception) -> None:
+    def _count(self, what: str, n: int = 1) -> None:
         with self._lock:
-            self._counts["errors"] += 1
-        self._warn("guard_failed", f"The guard could not look at a call. {type(error).__name__}: {error}")
-
-    def _timed(self, start: float) -> None:
-        seconds = time.monotonic() - start
-        with self._lock:
-            self._seconds += seconds
-            self._slowest = max(self._slowest, seconds)
+            self._counts[what] += n

@@ -13,7 +13,7 @@ from rollout_inspector.diagnose.checks import Outcome, check_sentence, totals
 from rollout_inspector.diagnose.finding import Finding, Severity, cost_sentence
 from rollout_inspector.diagnose.kinds import title_of
 from rollout_inspector.formats.writers.exports import rows_of
-from rollout_inspector.streams.row_places import place_in_row
+from rollout_inspector.streams.align import place_in_row
 from rollout_inspector.streams.trajectory import Origin, Row, Tokens, Trajectory
 from rollout_inspector.text.html.text import visible_text
 from rollout_inspector.text.html.tokens import Html, Marks, painter_of

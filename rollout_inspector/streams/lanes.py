@@ -1,17 +1,23 @@
 """Lanes: the steps of a trajectory as a tree. A lane is a chain of steps, each of which extends the one before.
 
 The links of the steps say where a lane leaves another one. The diagnosis names why: its finding at the first step of a
-lane. A summary is found by what the messages hold (:mod:`rollout_inspector.streams.summaries`). No token array is read.
+lane. Harnesses name a compaction nowhere in what they record, so a summary is found by what the messages hold. No token
+array is read.
 """
 
+from __future__ import annotations
+
+import re
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cached_property
 from itertools import accumulate
 from typing import Protocol
 
-from rollout_inspector.streams.summaries import Told, asks_for_summary, has_summary, holds
+from rollout_inspector.streams.messages import read_message, same
+from rollout_inspector.streams.trajectory import Message
 
 MAX_LOOKED = 20  # So many earlier lanes, the nearest first, may have written the summary that a lane begins with.
 MAX_READERS = 20  # So many steps after a branch, the nearest first, may read its answer.
@@ -273,8 +279,12 @@ def with_messages(lanes: Sequence[Lane], told: Mapping[int, Told]) -> list[Lane]
     steps are told. At most ``MAX_LOOKED`` searches in text for each lane that may begin with a summary."""
     steps = sorted(step for lane in lanes for step in lane.steps)
     latest = list(accumulate((lane.steps[-1] for lane in lanes), max))
-    joined, used = [_with_replies(lane, told) for lane in lanes], set[int]()
-    joined = [replace(lane, agent=told[lane.steps[0]].agent) if lane.steps[0] in told else lane for lane in joined]
+    joined, used = list(lanes), set[int]()
+    for n, lane in enumerate(lanes):
+        if (first_told := told.get(lane.steps[0])) is not None:
+            other_told = None if lane.repeats is None else told.get(lane.repeats)
+            same_reply = lane.same_reply if other_told is None else first_told.says_the_same(other_told)
+            joined[n] = replace(lane, agent=first_told.agent, same_reply=same_reply)
     for lane in lanes[1:]:
         first = lane.steps[0]
         # A branch beside a conversation that goes on is no compaction of it.
@@ -304,14 +314,8 @@ def with_messages(lanes: Sequence[Lane], told: Mapping[int, Told]) -> list[Lane]
         if side:
             joined[lane.index] = replace(joined[lane.index], kind=LaneKind.SUMMARY, summary=summary)
             continue
-        after = next(
-            (
-                lane_after
-                for lane_after in joined
-                if lane_after.steps[0] > step and lane_after.cause in (*REWRITES, "branch")
-            ),
-            None,
-        )
+        breaks = (other for other in joined if other.steps[0] > step and other.cause in (*REWRITES, "branch"))
+        after = next(breaks, None)
         if after is not None and after.summary is None:
             joined[after.index] = replace(after, kind=LaneKind.COMPACTION, summary=summary)
     return [_with_reader(lane, told, steps) for lane in joined]
@@ -328,6 +332,77 @@ def _with_reader(lane: Lane, told: Mapping[int, Told], steps: Sequence[int]) -> 
     return replace(lane, read_by=reader)
 
 
-def _with_replies(lane: Lane, told: Mapping[int, Told]) -> Lane:
-    first, other = told.get(lane.steps[0]), None if lane.repeats is None else told.get(lane.repeats)
-    return lane if first is None or other is None else replace(lane, same_reply=first.says_the_same(other))
+LEAST = 24  # A shorter reply may stand in another message by chance, unless its step was asked for a summary.
+LEAST_ASKED = 6
+_ASKED = re.compile(r"summar|compact|condens|compress", re.IGNORECASE)
+_ENDS = 2000
+"""Characters of each end of a message in which the words are looked for: between them may stand a transcript."""
+_TAGGED = re.compile(r"<summary>(.*?)</summary>", re.DOTALL)
+
+
+@dataclass(frozen=True, eq=False)
+class Told:
+    """What a step's request added to that of its parent, and what the step replied."""
+
+    new: tuple[Message, ...]  # The messages behind those that it shares with the parent's request.
+    reply: Message | None  # The assistant's message; None = not recorded.
+    agent: str = ""  # The sub-agent that made the call, by the name that its harness gave; empty = none is named.
+
+    @cached_property
+    def texts(self) -> list[tuple[str, str]]:
+        """Role and plain text of each new message."""
+        return [(str(message.get("role")), _plain(_text(message))) for message in self.new]
+
+    @cached_property
+    def answers(self) -> list[str]:
+        """The plain texts that a harness may take from the reply: see :func:`_forms`."""
+        return list(_forms(self.reply))
+
+    def says_the_same(self, other: Told) -> bool | None:
+        """Whether both replies say the same; None where one is not recorded."""
+        return None if self.reply is None or other.reply is None else same(self.reply, other.reply)
+
+
+def asks_for_summary(told: Told) -> bool:
+    """Whether the words of a request ask for a summary: in its last message, or in a new system text."""
+    instructions = [message for message in told.new[-1:] if message.get("role") in ("user", "system", "developer")]
+    instructions += [message for message in told.new[:1] if message.get("role") in ("system", "developer")]
+    texts = (_text(message) for message in instructions)
+    return any(_ASKED.search(text[:_ENDS]) or _ASKED.search(text[-_ENDS:]) for text in texts)
+
+
+def holds(later: Told, told: Told, was_asked: bool) -> bool:
+    """Whether the new messages of a later request hold the whole reply of a step, line ends and spaces aside. A message
+    of the assistant counts only where the step was asked for a summary: else it is the history itself."""
+    words = _wanted(told, was_asked)
+    return any(form in text for form in words for role, text in later.texts if was_asked or role != "assistant")
+
+
+def has_summary(told: Told) -> bool:
+    """Whether a step was asked for a summary and replied a text that can be looked for."""
+    return bool(_wanted(told, True)) and asks_for_summary(told)
+
+
+def _wanted(told: Told, was_asked: bool) -> list[str]:
+    return [form for form in told.answers if len(form) >= (LEAST_ASKED if was_asked else LEAST)]
+
+
+def _forms(reply: Message | None) -> Iterator[str]:
+    """The texts that a harness may take from a reply: all of it, what follows the reasoning, what stands in a tag."""
+    if reply is None:
+        return
+    text = _text(reply)
+    yield _plain(text)
+    if "</think>" in text:
+        yield _plain(text.rpartition("</think>")[2])
+    for tagged in _TAGGED.findall(text):
+        yield _plain(tagged)
+
+
+def _text(message: Message) -> str:
+    messages = read_message(message, "")
+    return "\n".join(text for item in messages for text in item.texts if isinstance(text, str))
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split())

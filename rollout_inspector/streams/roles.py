@@ -37,7 +37,9 @@ def role_turns(ids: Ids, special: Mask, token_bytes: Callable[[Ids], Sequence[by
     for number, (place, name) in enumerate(zip(places.tolist(), names, strict=True)):
         end = int(places[number + 1]) if number + 1 < len(places) else len(ids)
         start, role = place, _named(name)
-        if role is None and _closes_brackets(name):
+        if role is None and name.startswith(b"[/") and "system" not in (words := _words(name)) and (
+            not _ROLES.keys().isdisjoint(words)
+        ):
             # "[INST] … [/INST]": the answer follows the closing token.
             start, role = place + 1, "assistant"
         if role is None:
@@ -73,7 +75,3 @@ def _named(name: bytes) -> str | None:
     if name.startswith((b"</", b"[/")) or not _NO_HEADER.isdisjoint(words):
         return None
     return next((_ROLES[word] for word in words if word in _ROLES), None)
-
-
-def _closes_brackets(name: bytes) -> bool:
-    return name.startswith(b"[/") and any(word in _ROLES for word in _words(name)) and "system" not in _words(name)

@@ -9,13 +9,12 @@ from django.db import transaction
 from rollout_inspector.diagnose.context import DiagnosisContext
 from rollout_inspector.refusal import Refusal, Remedy
 from rollout_inspector.streams.interfaces import RenderFailed
-from rollout_inspector.streams.messages import ToolCall
+from rollout_inspector.streams.messages import ToolCall, as_text
 from rollout_inspector.streams.recorded_renders import parsed
 from rollout_inspector.streams.trajectory import Step, Trajectory
 from rollout_inspector.text import chat_templates
-from rollout_inspector.text.replies.audit import Completion, ParserReading, ReadingAudit, as_text, audit, reading_of
-from rollout_inspector.text.replies.call_readers import form_of, parser_of
-from rollout_inspector.text.replies.parsing import plain_message
+from rollout_inspector.text.replies.audit import Completion, ParserReading, ReadingAudit, audit, reading_of
+from rollout_inspector.text.replies.parsing import form_of, parser_of, plain_message
 from rollout_inspector.text.tokenizers import LoadedTokenizer
 from rollouts.jobs.replays.replay_context import template_text
 from rollouts.sampling.engines.vllm_parsers import VllmParsers

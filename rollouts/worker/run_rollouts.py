@@ -136,8 +136,7 @@ class _Work:
     def _do(self) -> str:
         from rollout_inspector.streams.strategies import STRATEGIES, start
         from rollout_inspector.text.chat_templates import wants_call_ids
-        from rollout_inspector.text.replies.call_readers import Way, way_of
-        from rollout_inspector.text.replies.parsing import parser
+        from rollout_inspector.text.replies.parsing import Way, parser, way_of
         from rollouts.sampling.engines.vllm_engine import tool_call_reader
 
         run, settings = self.run, self.settings
@@ -236,7 +235,7 @@ class _Work:
     def _refusal(self, refused: TemplateRewrites | None) -> tuple[Finding, ...]:
         if refused is None:
             return ()
-        from rollout_inspector.diagnose.template_refusal import finding_of_refusal
+        from rollout_inspector.diagnose.full_render import finding_of_refusal
 
         self.refused = True
         return (finding_of_refusal(self.context.codec, refused),)

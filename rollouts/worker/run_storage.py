@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from rollout_inspector.diagnose import Diagnosis
 from rollout_inspector.diagnose.trajectory_end import TrajectoryEnd
-from rollout_inspector.streams.retokenized import EncodedAgain
+from rollout_inspector.streams.canonical import EncodedAgain
 from rollout_inspector.streams.trajectory import FORKED, Step, Trajectory
 from rollouts.store.models import StoredTrajectory
 from rollouts.store.runs.forks import find_fork

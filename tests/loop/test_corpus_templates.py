@@ -16,8 +16,9 @@ from rollout_inspector.streams.interfaces import Codec, Renderer
 from rollout_inspector.streams.strategies import Context
 from rollout_inspector.streams.trajectory import Ids
 from rollout_inspector.text.chat_templates import renderer, wants_call_ids
-from rollout_inspector.text.replies.call_readers import Way, way_of
-from rollout_inspector.text.replies.parsing import Parse, answering, call_id, parser, plain_message, with_call_ids
+from rollout_inspector.text.replies.parsing import (
+    Parse, Way, answering, call_id, parser, plain_message, way_of, with_call_ids
+)
 from rollout_inspector.text.replies.tool_calls import as_written, learn, plain
 from rollout_inspector.text.tokenizers import load
 from rollouts.sampling.engines import EngineError

@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from rollout_inspector.streams.align import AlignedGroup, align_ids, align_same_bytes, fold
-from rollout_inspector.streams.row_places import place_in_row, sampled_instead
+from rollout_inspector.streams.align import (
+    AlignedGroup, align_ids, align_same_bytes, fold, place_in_row, sampled_instead
+)
 from rollout_inspector.streams.trajectory import Row, Step, ids_array
 
 ids = st.lists(st.integers(0, 4), max_size=40)

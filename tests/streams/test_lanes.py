@@ -11,9 +11,8 @@ import pytest
 
 from rollout_inspector.diagnose import diagnose
 from rollout_inspector.formats import Source, read
-from rollout_inspector.streams.lanes import Lane, LaneKind, find_lanes, names_break, with_messages
+from rollout_inspector.streams.lanes import Lane, LaneKind, Told, find_lanes, names_break, with_messages
 from rollout_inspector.streams.prefix import link_steps, merge_steps, shared_with_stream
-from rollout_inspector.streams.summaries import Told
 from rollout_inspector.streams.trajectory import Step, Trajectory, ids_array
 from rollout_inspector.text.chat_templates import renderer
 from rollout_inspector.text.tokenizers import load

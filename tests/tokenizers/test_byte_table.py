@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from rollout_inspector.text.tokenizers import load, open_table, write_table
-from rollout_inspector.text.tokenizers.table_cache import TABLE_FILES
+from rollout_inspector.text.tokenizers.byte_table import TABLE_FILES
 from rollout_inspector.text.tokenizers.worker.encoders import SAMPLE
 from rollout_inspector.text.tokenizers.worker.vocabulary import byte_level_bytes, is_control, metaspace_bytes
 from tests.tokenizers.oracles import encoder_input, reference

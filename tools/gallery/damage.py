@@ -9,9 +9,8 @@ from rollout_inspector.diagnose import KINDS, diagnose
 from rollout_inspector.diagnose.loss_weights.damage import damage_case
 from rollout_inspector.diagnose.loss_weights.figures import FindingPlaces
 from rollout_inspector.refusal import Refusal
-from rollout_inspector.streams.align import align_ids
+from rollout_inspector.streams.align import align_ids, sampled_stream
 from rollout_inspector.streams.prefix import merge_steps
-from rollout_inspector.streams.row_places import sampled_stream
 from rollout_inspector.streams.trajectory import Row, Trajectory
 from tools.gallery.sampling import Policy, sha256_of
 

@@ -5,7 +5,7 @@ from urllib.parse import urlencode
 
 from django.urls import reverse
 
-from rollout_inspector.diagnose.template_refusal import KINDS_OF_REFUSAL
+from rollout_inspector.diagnose.full_render import KINDS_OF_REFUSAL
 from rollouts.jobs import template_checks
 from rollouts.store.chat_templates.template_checks import find_check
 from rollouts.store.models import ChatTemplate, Run, StoredFinding, TemplateCheck

@@ -17,7 +17,7 @@ from inspector.runs.run_values import RunValues
 from inspector.web.access import may_write, reads_run, writes_run
 from inspector.web.twins import Page, fields_of, page
 from rollout_inspector.diagnose.gap.cause_kinds import CAUSES
-from rollout_inspector.diagnose.gap.parts import BY_CLASS, PARTS
+from rollout_inspector.diagnose.gap.report import BY_CLASS, PARTS
 from rollout_inspector.streams.figures import percent_of
 from rollout_inspector.text.html.text import visible_text
 from rollouts.jobs.gap_reports import KIND, gap_key, why_no_columns, why_no_gap

@@ -13,8 +13,7 @@ from inspector.trajectories.compare.side_by_side import (
 )
 from inspector.trajectories.frame import work_state
 from inspector.trajectories.tokens import page_queries as data
-from rollout_inspector.streams.align import AlignedGroup, align_ids
-from rollout_inspector.streams.row_places import sampled_stream
+from rollout_inspector.streams.align import AlignedGroup, align_ids, sampled_stream
 from rollout_inspector.streams.trajectory import Mask, Origin, Tokens, plain_tokens
 from rollout_inspector.text.html.tokens import TokenPainter
 from rollouts.jobs.replays import trajectory_replays

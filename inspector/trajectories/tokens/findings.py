@@ -9,8 +9,8 @@ from django.urls import reverse
 from inspector.web.twins import Page, from_columns
 from rollout_inspector.diagnose.finding import Axis, Cost, Severity, cost_sentence
 from rollout_inspector.diagnose.kinds import title_of
+from rollout_inspector.streams.align import place_in_row
 from rollout_inspector.streams.figures import lost_or_wrong
-from rollout_inspector.streams.row_places import place_in_row
 from rollouts.store.models import StoredFinding, StoredTrajectory
 from rollouts.store.runs.muted import muted_in
 from rollouts.store.trajectories.trajectories import load_trajectories

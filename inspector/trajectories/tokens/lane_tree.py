@@ -12,9 +12,8 @@ from inspector.trajectories.tokens.turns import stored_json
 from inspector.web.twins import Page, some_fields
 from rollout_inspector.diagnose.kinds import title_of
 from rollout_inspector.streams.lanes import (
-    REWRITES, Lane, LaneKind, LeavingPlace, Summary, find_lanes, names_break, with_messages
+    REWRITES, Lane, LaneKind, LeavingPlace, Summary, Told, find_lanes, names_break, with_messages
 )
-from rollout_inspector.streams.summaries import Told
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.models import StoredTrajectory
 from rollouts.store.trajectories import trajectory_parts

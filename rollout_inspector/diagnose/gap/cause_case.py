@@ -87,8 +87,7 @@ class CauseCase:
             self._step_units = tokens, names, np.exp(units)
         _, names, units = self._step_units
         limit = times * float(np.sort(units)[min(nth, max(len(units) // 2, 1)) - 1])
-        quiet: Mask = np.isin(steps, names[units <= limit])[tokens.row]
-        return quiet
+        return np.isin(steps, names[units <= limit])[tokens.row]
 
     def is_apart(self, where: Mask, others: Mask, factor: float = 2.0) -> bool:
         """Whether tokens disagree and others do not, by this factor. A smaller gap needs a clearer difference."""
@@ -99,8 +98,7 @@ class CauseCase:
 
     def in_rows(self, rows: Mask) -> Mask:
         """The tokens that no cause explains, of these rows ``[R]``."""
-        mask: Mask = rows[self.tokens.row] & self.left
-        return mask
+        return rows[self.tokens.row] & self.left
 
     def agrees(self) -> bool:
         """Whether what is left agrees to rounding."""

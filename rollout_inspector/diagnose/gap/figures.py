@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rollout_inspector.streams.trajectory import Floats, Mask, Row
+from rollout_inspector.streams.trajectory import Row
 
 TRAINER_LOGPROBS = ("trainer_logprobs", "prev_logprobs", "old_log_probs", "policy_logprobs")
 """Columns that hold the trainer's log-probabilities, in the order in which they are looked for."""
@@ -35,23 +35,16 @@ def trainer_column(row: Row) -> str:
     return next((name for name in TRAINER_LOGPROBS if name in row.columns and len(row.columns[name]) == n), "")
 
 
-def pairs_of(row: Row, column: str = "") -> Pairs | None:
-    """The tokens of a row with both log-probabilities; None = a side is missing or of another length. ``column``: which
-    of the trainer's columns; empty = the first of :data:`TRAINER_LOGPROBS`."""
-    name = column or trainer_column(row)
-    n = len(row.ids)
-    if row.logprobs is None or name not in row.columns or {len(row.logprobs), len(row.columns[name])} != {n}:
+def pairs_of(row: Row) -> Pairs | None:
+    """The tokens of a row with both log-probabilities; None = a side is missing or of another length."""
+    name, n = trainer_column(row), len(row.ids)
+    if row.logprobs is None or name not in row.columns:
         return None
-    if len(row.loss_mask) != n:
+    if {len(row.logprobs), len(row.columns[name]), len(row.loss_mask)} != {n}:
         return None
     sampler, trainer = row.logprobs, row.columns[name]
-    offsets = np.flatnonzero(_comparable(sampler, trainer, row.loss_mask))
+    offsets = np.flatnonzero(row.loss_mask & np.isfinite(sampler) & np.isfinite(trainer))
     return offsets, sampler[offsets].astype(np.float64), trainer[offsets].astype(np.float64)
-
-
-def _comparable(sampler: Floats, trainer: Floats, mask: Mask) -> Mask:
-    use: Mask = mask & np.isfinite(sampler) & np.isfinite(trainer)
-    return use
 
 
 @dataclass(frozen=True)

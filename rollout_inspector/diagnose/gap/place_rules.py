@@ -112,15 +112,14 @@ def _columns_shifted(case: CauseCase) -> None:
     if not looked.any():
         return
     use = np.flatnonzero(looked[tokens.row] & case.left)
-    clear = {lag: _fitting_rows(tokens, use, lag, TELLS, TELLING_TOKENS, FITTING)[0] for lag in LAGS}
+    clear = {lag: _fitting_rows(tokens, use, lag, TELLS, TELLING_TOKENS, FITTING) for lag in LAGS}
     lag = max(LAGS, key=lambda one: int(clear[one].sum()))
     if not clear[lag].any() or sum(int(rows.sum()) for rows in clear.values()) > OTHER_SHIFTS * int(clear[lag].sum()):
         return
     # With the shift known, rows with fewer tokens that tell it count as well.
-    shifted, _ = _fitting_rows(
-        tokens, np.flatnonzero(case.left), lag, TELLS_KNOWN, TELLING_TOKENS_KNOWN, FITTING_KNOWN
-    )
-    shifted |= _better_rows(tokens, np.flatnonzero(case.left), lag)
+    use = np.flatnonzero(case.left)
+    shifted = _fitting_rows(tokens, use, lag, TELLS_KNOWN, TELLING_TOKENS_KNOWN, FITTING_KNOWN)
+    shifted |= _better_rows(tokens, use, lag)
     where = case.in_rows(shifted)
     mean = case.mean(where)
     first, second = _pairs(tokens, np.flatnonzero(where), abs(lag))
@@ -158,25 +157,22 @@ def _better_rows(tokens: GapTokens, use: NDArray[np.int64], lag: int) -> Mask:
             np.ones(len(row)),
         )
     )
-    better: Mask = (n >= BETTER_TOKENS) & (before > NEAR_MEAN * n) & (after <= BETTER * before)
-    return better
+    return (n >= BETTER_TOKENS) & (before > NEAR_MEAN * n) & (after <= BETTER * before)
 
 
 def _fitting_rows(
     tokens: GapTokens, use: NDArray[np.int64], lag: int, least: float, n_least: int, share: float
-) -> tuple[Mask, float]:
-    """The rows ``[R]`` where moving the trainer's column by ``lag`` explains d, and the mean that is then left there. d
-    has to fall to a quarter in this share of the pairs of tokens that show at least ``least``. A row needs ``n_least``
-    such pairs. ``use``: places to look at ``[n]``."""
+) -> Mask:
+    """The rows ``[R]`` where moving the trainer's column by ``lag`` explains d. It has to fall to a quarter in this
+    share of the pairs of tokens that show at least ``least``. A row needs ``n_least`` such pairs. ``use``: places to
+    look at ``[n]``."""
     before, after = _pairs(tokens, use, abs(lag))
     # Of both tokens: one heavy token at the edge of a stretch has no neighbour on one side.
     larger = np.maximum(tokens.size[before], tokens.size[after])
     trainer, sampler = (after, before) if lag > 0 else (before, after)
     misfit, row, tells = np.abs(tokens.trainer[trainer] - tokens.sampler[sampler]), tokens.row[before], larger > least
     n, fitting = (np.bincount(row[at], minlength=len(tokens.rows)) for at in (tells, tells & (misfit <= FITS * larger)))
-    fits: Mask = (n >= n_least) & (fitting >= share * n)
-    inside = misfit[fits[row]]
-    return fits, float(inside.mean(dtype=np.float64)) if len(inside) else 0.0
+    return (n >= n_least) & (fitting >= share * n)
 
 
 def _routing_repeated(case: CauseCase) -> None:
@@ -465,8 +461,7 @@ def _runs(held: Mask, starts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDA
 def _spread(starts: NDArray[np.int64], stops: NDArray[np.int64], n: int) -> Mask:
     """True on all stretches ``[n]``."""
     edges = np.bincount(starts, minlength=n + 1) - np.bincount(stops, minlength=n + 1)
-    mask: Mask = np.cumsum(edges[:-1]) > 0
-    return mask
+    return np.cumsum(edges[:-1]) > 0
 
 
 PLACE_RULES: tuple[Callable[[CauseCase], None], ...] = (

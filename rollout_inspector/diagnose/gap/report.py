@@ -1,6 +1,8 @@
 """The gap of a run as one JSON object: figures, causes, the worst tokens, and the gap by what a token is and where."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,6 @@ from rollout_inspector.diagnose.gap.cause_case import limits_of
 from rollout_inspector.diagnose.gap.cause_kinds import CAUSES
 from rollout_inspector.diagnose.gap.causes import causes_of
 from rollout_inspector.diagnose.gap.figures import GapFigures, effective_share
-from rollout_inspector.diagnose.gap.parts import EnginePass, parts_report
 from rollout_inspector.diagnose.gap.token_classes import TokenClass
 from rollout_inspector.diagnose.gap.tokens import GapTokens
 from rollout_inspector.streams.trajectory import Mask
@@ -21,6 +22,65 @@ MAX_IDS = 20  # Token ids that a report lists, those that hold most of the gap.
 MAX_PARTS = 24  # Lines of a table.
 _EDGES = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096, 16384, 65536)
 """Where the lines of a table over positions begin."""
+
+
+SAMPLED, KEPT, DECODE, ENGINES, WEIGHTS, BOTH, TRAINER = PARTS = (
+    "rest", "kept set", "decode against prefill", "engine against engine", "weights (version)", "engine and weights",
+    "trainer",
+)
+"""In the order in which they are added: from the sampler's value to the trainer's."""
+BY_CLASS = "parts of the gap, "  # What the name of a table of parts begins with; the class of the tokens follows.
+
+
+@dataclass(frozen=True)
+class EnginePass:
+    """What one engine with one set of weights says of a run. Both names are of :attr:`GapTokens.scored`."""
+
+    prefill: str  # The column that was read at once.
+    decode: str  # The column that was decoded token by token.
+    engine: str  # The engine with its version.
+    weights: str  # The served model with a digest of its weights.
+
+
+def parts_of(tokens: GapTokens, replays: Sequence[EnginePass]) -> dict[str, NDArray[np.float64]]:
+    """Part -> its nats ``[N]``, so that their sum is ``d``; NaN where a token lacks a value. Empty without a replay.
+    The first replay stands for the sampler's engine. What it does not give again is the kept set, where its mass is
+    recorded, and the rest. The rest is another engine, other weights or another cache when the run was sampled."""
+    if not replays or not len(tokens):
+        return {}
+    columns = {name: values.astype(np.float64) for name, values in tokens.scored.items()}
+    first, last = replays[0], replays[-1]
+    parts = dict.fromkeys(PARTS, np.zeros(len(tokens)))
+    parts[KEPT] = np.zeros(len(tokens)) if tokens.kept_mass is None else tokens.kept_mass.astype(np.float64)
+    parts[SAMPLED] = columns[first.decode] - tokens.sampler - parts[KEPT]
+    parts[DECODE] = columns[first.prefill] - columns[first.decode]
+    for before, behind in pairwise(replays):
+        is_same = before.engine == behind.engine, before.weights == behind.weights
+        name = {(True, False): WEIGHTS, (False, True): ENGINES}.get(is_same, BOTH)
+        parts[name] = parts[name] + columns[behind.prefill] - columns[before.prefill]
+    parts[TRAINER] = tokens.trainer - columns[last.prefill]
+    return parts
+
+
+def parts_report(tokens: GapTokens, replays: Sequence[EnginePass]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Tables of the parts: of all tokens, and of each class. A line has the tokens, both means, and the share.
+
+    ``share``: the part of the sum of absolute parts. Parts that are 0 everywhere are left out, the rest is told always.
+    """
+    parts = parts_of(tokens, replays)
+    has_all = np.isfinite(sum(parts.values(), np.zeros(len(tokens))))
+    for label, use in [("all tokens", has_all), *((of.label, has_all & (tokens.kind == of)) for of in TokenClass)]:
+        if not parts or not use.any():
+            continue
+        whole = sum(float(np.abs(values[use]).sum()) for values in parts.values()) or 1.0
+        yield f"{BY_CLASS}{label}", [
+            {
+                "name": name, "tokens": int(use.sum()), "mean_abs": float(np.abs(values[use]).mean()),
+                "mean": float(values[use].mean()), "share": float(np.abs(values[use]).sum()) / whole,
+                "equal": int((values[use] == 0).sum()),
+            }
+            for name, values in parts.items() if name == SAMPLED or np.any(values[use])
+        ]
 
 
 def gap_report(tokens: GapTokens, replays: Sequence[EnginePass] = ()) -> dict[str, Any]:
@@ -88,8 +148,7 @@ def _worst(tokens: GapTokens, of: Mask | None = None) -> NDArray[np.int64]:
     if not n:
         return np.zeros(0, np.int64)
     top = np.argpartition(size, len(size) - n)[len(size) - n :]
-    worst: NDArray[np.int64] = places[top[np.lexsort((top, -size[top]))]]
-    return worst
+    return places[top[np.lexsort((top, -size[top]))]]
 
 
 def _token(tokens: GapTokens, place: int) -> dict[str, Any]:
@@ -112,8 +171,7 @@ def _parts(tokens: GapTokens) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     from_end = int(lengths.max()) - 1 - tokens.offset
     yield "tokens before the longest row's end", _lines(tokens, _bins(from_end), _between)
     yield "turn", _lines(tokens, np.minimum(tokens.turn, MAX_PARTS - 1), lambda one: f"turn {one}")
-    first = (tokens.position == 0) & (tokens.turn > 0)
-    after = np.where(first, 1, 0)
+    after = np.where((tokens.position == 0) & (tokens.turn > 0), 1, 0)
     names = ("all others", "first after an observation")
     yield "first token after an observation", _lines(tokens, after, lambda one: names[one])
     if any(row.cached is not None for row in tokens.rows):
@@ -124,9 +182,8 @@ def _parts(tokens: GapTokens) -> Iterator[tuple[str, list[dict[str, Any]]]]:
         worker = np.minimum(tokens.worker, MAX_PARTS - 1)
         yield "worker", _lines(tokens, worker, lambda one: workers[one] or "not recorded")
     if any(row.packed is not None for row in tokens.rows):
-        packed = np.array([-1 if row.packed is None else min(row.packed, MAX_PARTS) for row in tokens.rows])
-        in_pack = packed[tokens.row]
-        yield "place in the pack", _lines(tokens, in_pack, lambda one: str(one) if one >= 0 else "not recorded")
+        packed = np.array([-1 if row.packed is None else min(row.packed, MAX_PARTS) for row in tokens.rows])[tokens.row]
+        yield "place in the pack", _lines(tokens, packed, lambda one: str(one) if one >= 0 else "not recorded")
     if len(tokens.versions) > 1:
         lag = np.minimum(tokens.lag, MAX_PARTS)
         yield "policy lag", _lines(tokens, lag, lambda one: "not recorded" if one < 0 else _updates(one))
@@ -174,15 +231,11 @@ def _lines(tokens: GapTokens, part: NDArray[Any], name: Callable[[int], str]) ->
 
 def _by_id(tokens: GapTokens) -> list[dict[str, Any]]:
     """The token ids that hold most of the gap."""
-    if not len(tokens):
-        return []
     has_id = tokens.ids >= 0
-    ids = tokens.ids if has_id.all() else tokens.ids[has_id]
+    ids, size = (tokens.ids, tokens.size) if has_id.all() else (tokens.ids[has_id], tokens.size[has_id])
     if not len(ids):
         return []
-    size = tokens.size if has_id.all() else tokens.size[has_id]
-    highest = int(ids.max())
-    if highest > 4_000_000:  # no vocabulary is so large: a table of that length would be mostly empty
+    if int(ids.max()) > 4_000_000:  # no vocabulary is so large: a table of that length would be mostly empty
         ids = np.minimum(ids, 4_000_000)
     sums, counts = np.bincount(ids, weights=size), np.bincount(ids)
     whole = float(sums.sum()) or 1.0

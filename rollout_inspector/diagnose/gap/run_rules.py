@@ -107,11 +107,8 @@ def _temperature(case: CauseCase) -> None:
             "sampler: the trainer has another temperature." if chance[0] < chance[1] else
             "trainer: the engine reports log-probabilities from before its temperature."
         )
-    recorded = (
-        f" The engine calls record temperature {', '.join(f'{temperature:g}' for temperature in temperatures[:3])}."
-        if temperatures
-        else ""
-    )
+    listed = ", ".join(f"{temperature:g}" for temperature in temperatures[:3])
+    recorded = f" The engine calls record temperature {listed}." if listed else ""
     case.name(
         "temperature", unexplained.copy(),
         f"Likely tokens are likelier to the {sharp} than to the {other}, and unlikely ones less likely "
@@ -380,24 +377,23 @@ def _denies_the_sure(case: CauseCase) -> bool:
 
 
 def _unexplained(case: CauseCase) -> None:
-    if not case.agrees() and case.left.sum() >= 4:
-        unexplained = case.left.copy()
-        if not case.causes and _is_noise(case):
-            case.undecided["unexplained"] = (
-                f"The mean difference is {case.mean(unexplained):.3g}, to both sides, in all rows and from the first "
-                "step on: kernels of low precision (FP8) make as much. No cause is looked for behind it."
-            )
-            return
-        if any(row.top_p is not None and row.top_p < 1 for row in case.tokens.rows) and case.tokens.kept_mass is None:
-            case.undecided["top_p_renormalised"] = "It would need the mass of the kept tokens: kept_logprob_mass."
-        size = case.tokens.size[unexplained]
-        also = "No other cause explains the rest: its" if case.causes else "No rule names a cause. The"
-        case.name(
-            "unexplained",
-            unexplained,
-            f"{also} mean difference is {case.mean(unexplained):.3g} over {int(unexplained.sum()):,} tokens, and 1 % "
-            f"of them are beyond {np.quantile(size, 0.99):.3g}.",
+    if case.agrees() or case.left.sum() < 4:
+        return
+    unexplained = case.left.copy()
+    if not case.causes and _is_noise(case):
+        case.undecided["unexplained"] = (
+            f"The mean difference is {case.mean(unexplained):.3g}, to both sides, in all rows and from the first "
+            "step on: kernels of low precision (FP8) make as much. No cause is looked for behind it."
         )
+        return
+    if any(row.top_p is not None and row.top_p < 1 for row in case.tokens.rows) and case.tokens.kept_mass is None:
+        case.undecided["top_p_renormalised"] = "It would need the mass of the kept tokens: kept_logprob_mass."
+    also = "No other cause explains the rest: its" if case.causes else "No rule names a cause. The"
+    case.name(
+        "unexplained", unexplained,
+        f"{also} mean difference is {case.mean(unexplained):.3g} over {int(unexplained.sum()):,} tokens, and 1 % "
+        f"of them are beyond {np.quantile(case.tokens.size[unexplained], 0.99):.3g}.",
+    )
 
 
 def _is_noise(case: CauseCase) -> bool:

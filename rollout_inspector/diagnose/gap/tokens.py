@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from rollout_inspector.diagnose.gap.figures import trainer_column
 from rollout_inspector.diagnose.gap.token_classes import TokenClasses
-from rollout_inspector.diagnose.row_versions import RUN_LENGTHS, run_lengths
+from rollout_inspector.diagnose.row_checks import RUN_LENGTHS, run_lengths
 from rollout_inspector.streams.trajectory import Ids, Mask, Row, Step, Trajectory
 
 Ints = NDArray[np.int32]
@@ -115,8 +115,7 @@ class GapTokens:
     @cached_property
     def confident(self) -> Mask:
         """The confident disagreements ``[N]``."""
-        disagrees: Mask = (self.sampler >= CONFIDENT) & (self.d <= -CONFIDENT_DROP)
-        return disagrees
+        return (self.sampler >= CONFIDENT) & (self.d <= -CONFIDENT_DROP)
 
     @cached_property
     def starts(self) -> NDArray[np.int64]:
@@ -138,14 +137,12 @@ class GapTokens:
     def worker(self) -> NDArray[np.int64]:
         """``[N]``: index in :attr:`workers`."""
         place = {name: n for n, name in enumerate(self.workers)}
-        of_rows: NDArray[np.int64] = np.array([place[row.worker] for row in self.rows], np.int64)[self.row]
-        return of_rows
+        return np.array([place[row.worker] for row in self.rows], np.int64)[self.row]
 
     @cached_property
     def newest(self) -> Ints:
         """``[R]``: the newest version of each row; -1 = none is recorded."""
-        newest: Ints = np.maximum.reduceat(self.version, self.starts[:-1])
-        return newest
+        return np.maximum.reduceat(self.version, self.starts[:-1])
 
     @cached_property
     def lag(self) -> Ints:
@@ -157,8 +154,7 @@ class GapTokens:
             newest_of_step = np.full(int(of.max()) + 1, -1, np.int32)
             np.maximum.at(newest_of_step, of, newest)
             newest = np.maximum.accumulate(newest_of_step)[of]
-        lag: Ints = np.where(self.version < 0, np.int32(-1), newest[self.row] - self.version)
-        return lag
+        return np.where(self.version < 0, np.int32(-1), newest[self.row] - self.version)
 
     def per_row(self, values: Reals | NDArray[np.float64] | Mask, keep: Mask | None = None) -> NDArray[np.float64]:
         """Sums over the tokens of each row ``[R]``. ``keep`` ``[N]``: only these tokens."""
@@ -267,10 +263,7 @@ class GapCollector:
         return self._versions.setdefault(version, len(self._versions)) if version else -1
 
 
-_EMPTY: list[Any] = [
-    np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(0, np.float32),
-    np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.int32),
-]
+_EMPTY: list[Any] = [np.zeros(0, kind) for kind in (*[np.int32] * 2, *[np.float32] * 2, *[np.int32] * 3)]
 
 
 def _told(extra: Mapping[str, Any], more: Mapping[str, Any], key: str) -> Any:
@@ -281,21 +274,11 @@ def _told(extra: Mapping[str, Any], more: Mapping[str, Any], key: str) -> Any:
 def _in_order(versions: Sequence[str]) -> tuple[Ints, list[str]]:
     """For each number of a version its place in order ``[V + 1]`` (the last stands for -1), and the ordered versions.
     Versions that end with a number are ordered by it, if all do; else they stay in order of appearance."""
-    numbers = [_last_number(version) for version in versions]
-    numbers_known = [n for n in numbers if n is not None]
-    order = (
-        np.arange(len(versions))
-        if len(numbers_known) < len(versions)
-        else np.argsort(np.array(numbers_known), kind="stable")
-    )
+    numbers = [version[len(version.rstrip("0123456789")) :] for version in versions]
+    order = np.argsort(np.array(list(map(float, numbers))), kind="stable") if all(numbers) else np.arange(len(versions))
     place = np.full(len(versions) + 1, -1, np.int32)
     place[order] = np.arange(len(versions), dtype=np.int32)
     return place, [versions[int(index)] for index in order]
-
-
-def _last_number(version: str) -> float | None:
-    digits = version[len(version.rstrip("0123456789")) :]
-    return float(digits) if digits else None
 
 
 def _row_of(value: Trajectory, index: int, row: Row, name: str, kinds: frozenset[str], first: int) -> GapRow:

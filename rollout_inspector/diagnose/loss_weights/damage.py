@@ -16,8 +16,8 @@ from rollout_inspector.diagnose.loss_weights.row_weights import (
 )
 from rollout_inspector.diagnose.loss_weights.rules import RULES, Values
 from rollout_inspector.refusal import Refusal
+from rollout_inspector.streams.align import sampled_in_row
 from rollout_inspector.streams.prefix import common_prefix, merge_steps, row_of
-from rollout_inspector.streams.row_places import sampled_in_row
 from rollout_inspector.streams.trajectory import Floats, Ids, Origin, Row, Step, Trajectory
 
 _UNKNOWN = ("token_ids_missing", "tokenizer_mismatch")  # Kinds that say that nobody knows what was sampled.

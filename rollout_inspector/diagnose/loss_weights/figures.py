@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from rollout_inspector.diagnose.gap.token_classes import TokenClass, TokenClasses
 from rollout_inspector.diagnose.loss_weights.row_weights import ADVANTAGES, loss_inputs, missing_words, row_weights
 from rollout_inspector.diagnose.loss_weights.rules import MEANS, RULES, RowWeights
-from rollout_inspector.streams.row_places import place_in_row
+from rollout_inspector.streams.align import place_in_row
 from rollout_inspector.streams.trajectory import Row, Trajectory
 
 MAX_ALIGNED_TOKENS = 300_000
@@ -191,26 +191,6 @@ class WeightSums:
             total += of_mean(sums, mean, self._tokens[batch], self._rows[batch])
         return total
 
-    def _class_lines(self) -> list[list[dict[str, Any]]]:
-        """By rule: its figures for each class of tokens, the classes that occur alone; empty without classes."""
-        shares = {
-            (token_class, mean): self.share(OF_CLASS, token_class.label, mean)
-            for token_class in TokenClass
-            for mean in MEANS
-        }
-        return [
-            [
-                {
-                    "class": token_class.label,
-                    **_named(self._of_classes[n, token_class]),
-                    "share": {mean: shares[token_class, mean][n] for mean in MEANS},
-                }
-                for token_class in TokenClass
-                if self._of_classes[n, token_class, 0]
-            ]
-            for n in range(len(_RULES))
-        ]
-
     @property
     def kinds(self) -> list[str]:
         """The kinds of the findings that were counted."""
@@ -218,8 +198,9 @@ class WeightSums:
 
     def report(self, whats: Sequence[str] = (AT, IN_ROW, IN_TRAJECTORY)) -> dict[str, Any]:
         """The figures as JSON: of the tokens, and for each rule what it does to them and what findings hold."""
-        classes = self._class_lines()
-        shares = {(w, k, m): self.share(w, k, m) for w in whats for k in self.kinds for m in MEANS}
+        groups = [(what, kind) for what in whats for kind in self.kinds]
+        groups += [(OF_CLASS, of.label) for of in TokenClass]
+        shares = {(*group, mean): self.share(*group, mean) for group in groups for mean in MEANS}
         return {
             "trajectories": self.trajectories,
             "batches": self.batches,
@@ -237,7 +218,11 @@ class WeightSums:
                     "rule": rule.slug,
                     **_named(self._counts[n]),
                     "why_not": _why_not(self.lacks[rule.slug]),
-                    "classes": classes[n],
+                    "classes": [
+                        {"class": of.label, **_named(self._of_classes[n, of]),
+                         "share": {mean: shares[OF_CLASS, of.label, mean][n] for mean in MEANS}}
+                        for of in TokenClass if self._of_classes[n, of, 0]  # those that occur; none without classes
+                    ],
                     "findings": {
                         kind: {what: {mean: shares[what, kind, mean][n] for mean in MEANS} for what in whats}
                         for kind in self.kinds
@@ -261,8 +246,7 @@ def of_mean(sums: Sums, mean: str, tokens: int, rows: int) -> Sums:
     """By rule ``[rules]``: the size of the gradient's weight under a mean over a batch of so many tokens and rows."""
     if not tokens:
         return np.zeros(len(sums))
-    means: Sums = sums[:, 1] / rows if mean == "row_mean" else sums[:, 0] / (rows if mean == "row_sum" else tokens)
-    return means
+    return sums[:, 1] / rows if mean == "row_mean" else sums[:, 0] / (rows if mean == "row_sum" else tokens)
 
 
 def _why_not(lacks: Counter[tuple[str, ...]]) -> list[dict[str, Any]]:

@@ -87,12 +87,9 @@ def missing_words(lacks: Sequence[str]) -> str:
 
 def common_advantage(rows: Sequence[Row]) -> float | None:
     """The advantage that all trained tokens of the rows have in their columns; None = there is no such number."""
-    advantages = []
-    for row in rows:
-        column = advantage_column(row)
-        if column and len(row.loss_mask) == len(row.ids):
-            advantages.append(row.columns[column][row.loss_mask])
-    values = np.concatenate(advantages) if advantages else np.zeros(0, dtype=np.float32)
+    whole = ((row, advantage_column(row)) for row in rows if len(row.loss_mask) == len(row.ids))
+    columns = [row.columns[column][row.loss_mask] for row, column in whole if column]
+    values = np.concatenate([np.zeros(0, dtype=np.float32), *columns])
     if not len(values) or not np.isfinite(values).all() or float(np.ptp(values)) > 1e-6:
         return None
     return float(values[0])

@@ -56,10 +56,6 @@ def _uncorrected(d: Values, advantages: Values) -> RowWeights:
     return RowWeights(np.ones(len(advantages)), none, none)
 
 
-def _grpo(d: Values, advantages: Values) -> RowWeights:
-    return _clipped(np.exp(d), advantages, CLIP_LOW, CLIP_HIGH)
-
-
 def _clipped(ratio: Values, advantages: Values, low: float, high: float) -> RowWeights:
     """Of ``min(r A, clip(r) A)``: where the clipped term is the smaller one, it is constant and has no gradient."""
     clipped = ((advantages > 0) & (ratio > 1 + high)) | ((advantages < 0) & (ratio < 1 - low))
@@ -93,7 +89,8 @@ RULES: dict[str, LossRule] = {
         LossRule(
             "grpo", "GRPO", f"r, and 0 where A > 0 and r > {1 + CLIP_HIGH:g}, or A < 0 and r < {1 - CLIP_LOW:g}",
             "The ratio to the policy that sampled, clipped on the side on which the advantage pushes.",
-            "Shao et al. 2024, DeepSeekMath", "https://arxiv.org/abs/2402.03300", _grpo,
+            "Shao et al. 2024, DeepSeekMath", "https://arxiv.org/abs/2402.03300",
+            lambda d, advantages: _clipped(np.exp(d), advantages, CLIP_LOW, CLIP_HIGH),
         ),
         LossRule(
             "tis", "TIS", f"min(r, {TIS_CAP:g})",

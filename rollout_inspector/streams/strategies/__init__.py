@@ -1,13 +1,12 @@
 """Strategies: the ways in use to build a multi-turn token stream. A strategy is one class and one line in
 ``STRATEGIES``. The class holds everything about it: slug, sentence, needs."""
 
-from rollout_inspector.streams.strategies.appending import FixedBase, SingleMessage, ToolDelta
-from rollout_inspector.streams.strategies.bridge import Bridge
-from rollout_inspector.streams.strategies.protocol import Context, Strategy, StrategyRefused, TemplateRewrites
+from rollout_inspector.streams.strategies.appending import (
+    Bridge, FixedBase, SingleMessage, StepWise, StepWiseMerged, ToolDelta
+)
+from rollout_inspector.streams.strategies.protocol import Context, Strategy, StrategyRefused, TemplateRewrites, start
 from rollout_inspector.streams.strategies.rendering import EosSplice, MessageDelta, PerMessage, Reconcile, Retokenize
 from rollout_inspector.streams.strategies.role_formats import RoleFormats
-from rollout_inspector.streams.strategies.step_wise import StepWise, StepWiseMerged
-from rollout_inspector.streams.strategies.two_templates import start
 
 STRATEGIES: dict[str, type[Strategy]] = {
     strategy.slug: strategy

@@ -9,8 +9,12 @@ import numpy as np
 from rollout_inspector.streams.buffer import Buffer
 from rollout_inspector.streams.interfaces import Conversation, RenderFailed
 from rollout_inspector.streams.prefix import common_prefix
-from rollout_inspector.streams.strategies.protocol import Context, ConversationSegment, Strategy, Tools, changed_past
-from rollout_inspector.streams.trajectory import NO_IDS, Floats, Ids, Message, Origin, Origins, Row, ids_array
+from rollout_inspector.streams.strategies.protocol import (
+    Context, ConversationSegment, Extends, KeepsSteps, Strategy, StrategyRefused, Tools, changed_past
+)
+from rollout_inspector.streams.trajectory import (
+    NO_IDS, Floats, Ids, Mask, Message, Origin, Origins, Row, Step, ids_array
+)
 
 
 class Appending(Strategy):
@@ -262,3 +266,89 @@ def content_text(message: Message) -> str:
     if isinstance(content, Sequence):
         return "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
     return "" if content is None else str(content)
+
+
+class StepWise(KeepsSteps, ToolDelta):
+    """One row per step: prompt with mask 0, completion with mask 1. Training cost grows with the turns squared."""
+
+    slug = "step_wise"
+    about = (
+        "Every engine call is one row, with its prompt masked and its completion trained. The cost grows with the "
+        "square of the turns."
+    )
+    rows_follow_from_steps = False
+
+    def take_recorded(self, steps: Sequence[Step]) -> None:
+        """Take the recorded steps. A row holds what the engine read, even if history was rewritten."""
+        self._steps = list(steps)
+
+    def rows(self) -> list[Row]:
+        last = len(self._steps) - 1
+        return [_row(step, index, is_last=index == last) for index, step in enumerate(self._steps)]
+
+
+class StepWiseMerged(StepWise):
+    """The step-wise rows. Neighbours are merged while the next prompt starts with prompt and response (SkyRL)."""
+
+    slug = "step_wise_merged"
+    about = "Step-wise rows, merged while the next prompt starts with the prompt and completion before it."
+    rows_follow_from_steps = True
+
+    def rows(self) -> list[Row]:
+        return KeepsSteps.rows(self)
+
+
+def _row(step: Step, index: int, is_last: bool) -> Row:
+    ids, n_prompt = step.stream, len(step.prompt_ids)
+    mask: Mask = np.zeros(len(ids), dtype=np.bool_)
+    mask[n_prompt:] = True
+    origin: Origins = np.empty(len(ids), dtype=np.uint8)
+    origin[:n_prompt], origin[n_prompt:] = int(Origin.PROMPT), int(Origin.SAMPLED)
+    logprobs: Floats | None = None
+    if step.logprobs is not None:
+        logprobs = np.empty(n_prompt + len(step.logprobs), dtype=np.float32)
+        logprobs[:n_prompt], logprobs[n_prompt:] = np.nan, step.logprobs
+    return Row(ids, mask, logprobs, origin, step_indices=(index,), extra={"is_last_step": is_last})
+
+
+class Bridge(Appending):
+    """``bridge_to_next_turn`` of the ``renderers`` library (source 3), written by hand for each family of models."""
+
+    slug = "bridge"
+    package = "renderers"
+    about = "An object that knows the model's format extends the stream exactly, or refuses."
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self._bridge: Extends | None = None
+        self._prompt = self._completion = NO_IDS
+
+    def begin(self, messages: Sequence[Message], tools: Tools, kwargs: Mapping[str, Any]) -> Ids:
+        if self._context.bridge is None:
+            raise StrategyRefused("bridge needs the package renderers and a run's tokenizer. Here both are missing.")
+        self._bridge = self._context.bridge(kwargs)
+        self._prompt = super().begin(messages, tools, kwargs)
+        return self._prompt
+
+    def sampled(self, ids: Ids, logprobs: Floats | None, reply: Message | None) -> None:
+        super().sampled(ids, logprobs, reply)
+        self._completion = ids
+
+    def observe(self, messages: Sequence[Message]) -> Ids:
+        delta = self._delta(messages)
+        self.delta_origin = self._context.origins(delta, messages)
+        self._buffer.append_delta(delta, self.delta_origin)
+        self._prompt = self._buffer.ids
+        return self._prompt
+
+    def _delta(self, messages: Sequence[Message]) -> Ids:
+        assert self._bridge is not None
+        stream = np.concatenate([self._prompt, self._completion])
+        extended = self._bridge.extend(self._prompt, self._completion, messages, self._tools)
+        if extended is None or common_prefix(stream, extended) < len(stream):
+            roles = ", ".join(str(message.get("role")) for message in messages) or "no"
+            raise StrategyRefused(
+                f"The renderer {self._bridge.name} cannot extend this stream by {roles} messages without changing the "
+                "text before them. Choose tool_delta, or another strategy."
+            )
+        return extended[len(stream) :]

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 import numpy as np
 
-from rollout_inspector.streams.interfaces import Codec, Conversation, Renderer
+from rollout_inspector.streams.interfaces import Codec, Conversation, Renderer, RenderFailed
+from rollout_inspector.streams.prefix import merged_rows
 from rollout_inspector.streams.recorded_renders import Form
 from rollout_inspector.streams.token_origins import origins_of_text
 from rollout_inspector.streams.trajectory import NO_IDS, Floats, Ids, Mask, Message, Origins, Row, Step
@@ -237,12 +238,14 @@ def matching_logprobs(step: Step) -> Floats | None:
     return step.logprobs if fits else None
 
 
+@runtime_checkable
 class TakesRecorded(Protocol):
     """A strategy whose rows follow from the recorded steps: a replay renders nothing."""
 
     def take_recorded(self, steps: Sequence[Step]) -> None: ...
 
 
+@runtime_checkable
 class Forks(Protocol):
     """A strategy that opens a new row where history was rewritten. Other strategies mask everything before it."""
 
@@ -320,3 +323,60 @@ class KeepsSteps(Strategy):
     def observe(self, messages: Sequence[Message]) -> Ids:
         self._last_prompt = super().observe(messages)  # type: ignore[safe-super]
         return self._last_prompt
+
+    def rows(self) -> list[Row]:
+        return merged_rows(self._steps)
+
+
+class TwoTemplates(Strategy):
+    """Two instances of a strategy that get the same input: one makes the prompts, the other makes the rows."""
+
+    def __init__(self, prompts: Strategy, rows: Strategy) -> None:
+        self._prompts, self._rows = prompts, rows
+        self.slug, self.continues_message = prompts.slug, prompts.continues_message
+
+    def begin(self, messages: Sequence[Message], tools: Tools, kwargs: Mapping[str, Any]) -> Ids:
+        self._prompts.recorded_prompt = self.recorded_prompt  # the rows' template makes its own
+        prompt = self._prompts.begin(messages, tools, kwargs)
+        with _OfTheRows():
+            self._rows.begin(messages, tools, kwargs)
+        return prompt
+
+    def sampled(self, ids: Ids, logprobs: Floats | None, reply: Message | None) -> None:
+        self._prompts.sampled(ids, logprobs, reply)
+        with _OfTheRows():
+            self._rows.sampled(ids, logprobs, reply)
+
+    def observe(self, messages: Sequence[Message]) -> Ids:
+        prompt = self._prompts.observe(messages)
+        self.delta_origin = self._prompts.delta_origin
+        with _OfTheRows():
+            self._rows.observe(messages)
+        return prompt
+
+    def foresee(self, segment: ConversationSegment) -> Iterable[Conversation]:
+        """The renders of the prompts alone: the template of the rows has its own renderer."""
+        return self._prompts.foresee(segment)
+
+    def rows(self) -> list[Row]:
+        with _OfTheRows():
+            return self._rows.rows()
+
+
+class _OfTheRows:
+    """Marks a refusal as one about the template of the rows."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, RenderFailed):
+            refused = StrategyRefused(str(error))
+            refused.of_rows = True
+            raise refused from error
+        if isinstance(error, StrategyRefused):
+            error.of_rows = True
+
+
+def start(make: Callable[[Context], Strategy], context: Context) -> Strategy:
+    """One trajectory under a strategy, with a second template for the rows if the context has one."""
+    return make(context) if context.rows is None else TwoTemplates(make(context), make(context.rows))

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from rollout_inspector.streams.buffer import Buffer
 from rollout_inspector.streams.interfaces import Conversation
-from rollout_inspector.streams.prefix import common_prefix, merged_rows
+from rollout_inspector.streams.prefix import common_prefix
 from rollout_inspector.streams.strategies.protocol import (
     Context, ConversationSegment, KeepsSteps, Strategy, StrategyRefused, Tools
 )
@@ -135,10 +135,8 @@ def spans_to_mask(stops: NDArray[np.int64], text: str, spans: Sequence[tuple[int
     if n_bytes != len(text):
         places = [len(text[:place].encode("utf-8", "surrogatepass")) for place in places]
     boundaries = np.array(places, dtype=np.int64).reshape(-1, 2) + extra
-    firsts, lasts = (
-        stops.searchsorted(boundaries[:, 0], side="right"),
-        starts.searchsorted(boundaries[:, 1], side="left"),
-    )
+    firsts = stops.searchsorted(boundaries[:, 0], side="right")
+    lasts = starts.searchsorted(boundaries[:, 1], side="left")
     for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
         mask[first:last] = True
     return mask
@@ -160,24 +158,15 @@ class MessageDelta(Rendering):
         self._n_joined = 0
         self._text_so_far = ""
 
-    def begin(self, messages: Sequence[Message], tools: Tools, kwargs: Mapping[str, Any]) -> Ids:
-        self._messages, self._tools, self._kwargs = list(messages), tools, kwargs
-        self._grow(True, is_trained=False)
-        return self._prompt()
-
     def sampled(self, ids: Ids, logprobs: Floats | None, reply: Message | None) -> None:
         super().sampled(ids, logprobs, reply)
         self._grow(False, is_trained=True)
-
-    def observe(self, messages: Sequence[Message]) -> Ids:
-        self._messages.extend(messages)
-        self._grow(True, is_trained=False)
-        return self._prompt()
 
     def rows(self) -> list[Row]:
         return [joined(self._pieces, self._n_steps)]
 
     def _prompt(self) -> Ids:
+        self._grow(True, is_trained=False)
         new = [piece.ids for piece in self._pieces[self._n_joined :]]
         self._so_far = np.concatenate([self._so_far, *new])
         self._n_joined += len(new)
@@ -229,8 +218,7 @@ class PerMessage(Rendering):
 
     def foresee(self, segment: ConversationSegment) -> Iterator[Conversation]:
         self._asked = self._context.repr_of(segment.kwargs)
-        whole = segment.whole
-        for index, message in enumerate(whole):
+        for index, message in enumerate(segment.whole):
             tools = segment.tools if index == 0 else None
             if not self._context.cache.remembers(self._key(message, tools)):
                 yield Conversation([message], tools, segment.kwargs, False)
@@ -345,9 +333,6 @@ class RenderedPrompts(KeepsSteps, Rendering):
         """Go on with a conversation with a rewritten history. The earlier steps stay."""
         return self.begin(messages, tools, kwargs)
 
-    def rows(self) -> list[Row]:
-        return merged_rows(self._steps)
-
 
 class EosSplice(KeepsSteps, Rendering):
     """Renders everything, then puts the sampled stream in place of the ids before the last reply's EOS (NeMo RL)."""
@@ -377,9 +362,6 @@ class EosSplice(KeepsSteps, Rendering):
         # The template writes the EOS. It is the same id, unless the model stopped at another one.
         self._last_prompt = np.concatenate([unstopped, full[places[n_stops - 1] :]])
         return self._last_prompt
-
-    def rows(self) -> list[Row]:
-        return merged_rows(self._steps)
 
     def foresee(self, segment: ConversationSegment) -> Iterator[Conversation]:
         yield from segment.prompt_asks[segment.recorded_prompt is not None :]

@@ -1,22 +1,104 @@
 """Replay: the rows that another strategy would have made of a recorded trajectory."""
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, TypeGuard
+from typing import Any
 
 from rollout_inspector.streams.align import trained_tokens
 from rollout_inspector.streams.batches import batched
 from rollout_inspector.streams.figures import share, trained_as_sampled
 from rollout_inspector.streams.interfaces import Conversation, Foresees, RenderFailed
 from rollout_inspector.streams.prefix import common_prefix
-from rollout_inspector.streams.recorded_renders import UNKNOWN_DATE
-from rollout_inspector.streams.strategies.conversation import continues, for_template, segments
-from rollout_inspector.streams.strategies.protocol import (
-    MAX_REMEMBERED, Context, ConversationSegment, Forks, Strategy, StrategyRefused, TakesRecorded, matching_logprobs
+from rollout_inspector.streams.recorded_renders import (
+    NOW, UNKNOWN_DATE, Form, first_rendered, kwargs_of_record, with_objects
 )
-from rollout_inspector.streams.strategies.two_templates import start
+from rollout_inspector.streams.strategies.protocol import (
+    MAX_REMEMBERED, Context, ConversationSegment, ConversationTurn, Forks, Strategy, StrategyRefused, TakesRecorded,
+    matching_logprobs, start
+)
 from rollout_inspector.streams.trajectory import Ids, Message, Row, Step, Trajectory
+
+
+def segments(steps: Sequence[Step]) -> list[ConversationSegment]:
+    """The steps, cut where a request does not continue the request before: history was rewritten, or a branch begins.
+    Raises :class:`StrategyRefused` where messages are missing."""
+    if not steps:
+        raise StrategyRefused("The trajectory holds rows alone; a strategy is replayed over steps.")
+    if steps[0].request is None:
+        raise StrategyRefused("The trajectory was recorded without messages, and a strategy is replayed over them.")
+    parts: list[ConversationSegment] = []
+    turns: list[ConversationTurn] = []
+    start = 0
+    for index, step in enumerate(steps):
+        _messages(index, step)
+        following = steps[index + 1] if index + 1 < len(steps) else None
+        turn = None if following is None else _continued(index, step, following)
+        turns.append(turn or ConversationTurn(step, step.reply, None))
+        if turn is None:
+            first = steps[start].request
+            assert first is not None
+            parts.append(
+                ConversationSegment(start, first.messages, first.tools, first.chat_template_kwargs, tuple(turns))
+            )
+            start, turns = index + 1, []
+    return parts
+
+
+def for_template(segment: ConversationSegment, context: Context) -> list[ConversationSegment]:
+    """The segment with the arguments that the template takes and the date of the record. If the date is not known,
+    there are two segments: only rows that are the same under both hold no invented date."""
+    step, request = segment.turns[0].step, segment.turns[0].step.request
+    assert request is not None
+    dated = kwargs_of_record(step, request, context.renderer, context.codec)
+    if context.rows is not None and NOW not in dated[0]:
+        dated = kwargs_of_record(step, request, context.rows.renderer, context.codec)
+    takes = _form(segment, dated[0], context)
+    turns = tuple(
+        replace(
+            turn, reply=None if turn.reply is None else takes([turn.reply])[0],
+            following=None if turn.following is None else tuple(takes(turn.following)),
+        )
+        for turn in segment.turns
+    )
+    prompt = step.prompt_ids if context.keeps_prompts and len(step.prompt_ids) else None
+    messages = tuple(takes(segment.messages))
+    return [
+        replace(segment, messages=messages, kwargs=dated_kwargs, turns=turns, recorded_prompt=prompt)
+        for dated_kwargs in dated
+    ]
+
+
+def _form(segment: ConversationSegment, kwargs: Mapping[str, Any], context: Context) -> Form:
+    """The form of arguments that the context's template takes. It is looked for in the first calls that render."""
+    if context.cache.form is None and any(message.get("tool_calls") for message in segment.whole):
+        rendered = first_rendered(context.renderer, Conversation(segment.whole, segment.tools, kwargs))
+        if rendered is not None:
+            context.cache.form = rendered[0]
+    return context.cache.form or with_objects
+
+
+def continues(step: Step, following: Step) -> bool:
+    """Whether a request consists of the request before, its reply and further messages."""
+    if step.request is None or following.request is None:
+        return False
+    sent, following_messages = step.request.messages, following.request.messages
+    return (
+        len(following_messages) > len(sent)
+        and following_messages[: len(sent)] == sent
+        and following_messages[len(sent)].get("role") == "assistant"
+    )
+
+
+def _continued(index: int, step: Step, following: Step) -> ConversationTurn | None:
+    n, messages = len(_messages(index, step)), _messages(index + 1, following)
+    return ConversationTurn(step, messages[n], messages[n + 1 :]) if continues(step, following) else None
+
+
+def _messages(index: int, step: Step) -> tuple[Message, ...]:
+    if step.request is None:
+        raise StrategyRefused(f"Step {index} was recorded without its messages, and a strategy is replayed over them.")
+    return step.request.messages
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,17 +210,9 @@ def _asks(conversation: _Conversation, strategies: Sequence[New], context: Conte
 
 def _followed(strategy: Strategy, found: list[ConversationSegment]) -> list[ConversationSegment]:
     """The segments that are fed to a strategy: all where it can fork, else the last one."""
-    if _takes_recorded(strategy):
+    if isinstance(strategy, TakesRecorded):
         return []
-    return found if _forks(strategy) else found[-1:]
-
-
-def _takes_recorded(strategy: Strategy) -> TypeGuard[TakesRecorded]:
-    return hasattr(strategy, "take_recorded")
-
-
-def _forks(strategy: Strategy) -> TypeGuard[Forks]:
-    return hasattr(strategy, "fork")
+    return found if isinstance(strategy, Forks) else found[-1:]
 
 
 def _replayed(trajectory: Trajectory, conversation: _Conversation, make: New, context: Context) -> StrategyResult:
@@ -153,7 +227,7 @@ def _replayed(trajectory: Trajectory, conversation: _Conversation, make: New, co
                 "were sampled. Record calls with return_token_ids."
             )
         differs, frozen = None, 0
-        if _takes_recorded(strategy):
+        if isinstance(strategy, TakesRecorded):
             strategy.take_recorded([
                 step if matching_logprobs(step) is step.logprobs else replace(step, logprobs=None) for step in steps
             ])
@@ -168,13 +242,16 @@ def _replayed(trajectory: Trajectory, conversation: _Conversation, make: New, co
                 _follow(other, _followed(other, conversation.under_another_date))
                 if [row.ids.tobytes() for row in strategy.rows()] != [row.ids.tobytes() for row in other.rows()]:
                     raise StrategyRefused(UNKNOWN_DATE)
-        rows = [_placed(row, frozen) for row in strategy.rows()]
+        # Their step indices count from the step at which the replay began.
+        rows = [replace(row, step_indices=tuple(n + frozen for n in row.step_indices)) for row in strategy.rows()]
     except (StrategyRefused, RenderFailed) as error:
         return StrategyResult(strategy.slug, refused=str(error))
+    lost = trained_tokens(steps, rows).n_lost
+    assert lost is not None  # the rows of a strategy name their steps
     return StrategyResult(
-        strategy.slug, tuple(rows), trained_tokens=sum(row.n_trained for row in rows),
-        lost_tokens=_lost_tokens(steps, rows), prompt_tokens_repaid=repaid_tokens(rows),
-        sampled_tokens=conversation.n_sampled, frozen_steps=frozen, differs_at=differs or _last_differs(steps, rows),
+        strategy.slug, tuple(rows), trained_tokens=sum(row.n_trained for row in rows), lost_tokens=lost,
+        prompt_tokens_repaid=repaid_tokens(rows), sampled_tokens=conversation.n_sampled, frozen_steps=frozen,
+        differs_at=differs or _last_differs(steps, rows),
     )
 
 
@@ -183,7 +260,7 @@ def _follow(strategy: Strategy, followed: Sequence[ConversationSegment]) -> tupl
     differs: tuple[int, int] | None = None
     for n, segment in enumerate(followed):
         strategy.recorded_prompt = segment.recorded_prompt
-        begin = strategy.fork if n and _forks(strategy) else strategy.begin
+        begin = strategy.fork if n and isinstance(strategy, Forks) else strategy.begin
         prompt = begin(segment.messages, segment.tools, segment.kwargs)
         for index, turn in enumerate(segment.turns, segment.start):
             if differs is None and turn.prompt_bytes != prompt.tobytes():
@@ -202,21 +279,8 @@ def _other(index: int, recorded: Ids, prompt: Ids) -> tuple[int, int] | None:
 def _last_differs(steps: Sequence[Step], rows: Sequence[Row]) -> tuple[int, int] | None:
     """The first difference between the row that ends with the last step and that step's stream."""
     last = len(steps) - 1
-    for row in rows:
-        if row.step_indices and row.step_indices[-1] == last:
-            return _other(last, steps[-1].stream, row.ids)
-    return None
-
-
-def _placed(row: Row, start: int) -> Row:
-    """The row with step indices that count from the step at which the replay began."""
-    return replace(row, step_indices=tuple(index + start for index in row.step_indices)) if start else row
-
-
-def _lost_tokens(steps: Sequence[Step], rows: Sequence[Row]) -> int:
-    lost = trained_tokens(steps, rows).n_lost
-    assert lost is not None  # the rows of a strategy name their steps
-    return lost
+    row = next((row for row in rows if row.step_indices[-1:] == (last,)), None)
+    return None if row is None else _other(last, steps[-1].stream, row.ids)
 
 
 def repaid_tokens(rows: Sequence[Row]) -> int:

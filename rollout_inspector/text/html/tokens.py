@@ -132,21 +132,7 @@ def _said(state: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 
 def _class_attribute(names: str) -> str:
-    if not names:
-        return ""
-    return f' class="{names}"' if " " in names else f" class={names}"
-
-
-def _before_end(element: str, gap: str) -> str:
-    """The element of a token or a run, with the gap as its last part."""
-    text, _, tag = element.rpartition("</")
-    return f"{text}{gap}</{tag}"
-
-
-def _after_start(element: str, gap: str) -> str:
-    """The element with the gap as its first part. No attribute of a token or a run holds a ``>``."""
-    tag, _, inner = element.partition(">")
-    return f"{tag}>{gap}{inner}"
+    return f' class="{names}"' if " " in names else f" class={names}" if names else ""
 
 
 class TokenPainter:
@@ -185,9 +171,11 @@ class TokenPainter:
         for offset, gap in marks.gaps.items():
             at = offset - tokens.start
             if at in starts:  # no token of its window stands before it
-                elements[at] = _after_start(elements[at] or "", gap)
+                tag, _, text = (elements[at] or "").partition(">")  # no attribute of a token holds a ``>``
+                elements[at] = f"{tag}>{gap}{text}"
             elif first < at <= end:
-                elements[at - 1] = _before_end(elements[at - 1] or "", gap)
+                text, _, tag = (elements[at - 1] or "").rpartition("</")
+                elements[at - 1] = f"{text}{gap}</{tag}"
         return [Html("".join(elements[a:b])) for a, b in spans]  # type: ignore[arg-type]
 
     def _states(self, tokens: Tokens, marks: Marks, logprob: bool) -> NDArray[np.int64]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from rollout_inspector.streams.dropped_text import Stretch, unheld, unheld_tokens
 from rollout_inspector.streams.interfaces import Codec
-from rollout_inspector.streams.messages import ChatMessage, ToolCall, reply_in
+from rollout_inspector.streams.messages import ChatMessage, ToolCall, as_text, reply_in
 from rollout_inspector.streams.trajectory import Ids
 
 MAX_CALLS = 50  # Calls of one reading that are looked for in the tokens.
@@ -241,8 +241,3 @@ def _leaves(value: Any) -> Iterator[str]:
 
 def _unescaped(match: re.Match[str]) -> str:
     return chr(int(match[1], 16)) if match[1] else {"n": "\n", "r": "\n", "t": "\t"}.get(match[2], " ")
-
-
-def as_text(value: Any) -> str:
-    """A text as it is, anything else as JSON."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

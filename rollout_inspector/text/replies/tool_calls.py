@@ -4,7 +4,7 @@ name. A learned form is used only if it reads back the calls that it was learned
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 from rollout_inspector.streams.interfaces import Conversation, Renderer, RenderFailed
@@ -37,8 +37,7 @@ _Written = tuple[str, str | None]  # What a template wrote for one call, and for
 def learn(renderer: Renderer) -> Reader | None:
     """How to read the calls of a chat template. None when it writes no calls or in a form that is not understood."""
     for written in _probes(renderer):
-        for make in (_plain, _harmony, _objects, _between, _pairs):
-            reader = make(written)
+        for reader in chain([plain], (make(written) for make in (_harmony, _objects, _between, _pairs))):
             if reader is not None and _reads(reader, written):
                 return reader
     return None
@@ -136,10 +135,6 @@ def plain(text: str, tools: Tools = None) -> tuple[str, Calls]:
     return (_CALL.sub("", closed) + behind.lstrip(), calls) if calls else (text, [])
 
 
-def _plain(_: _Written) -> Reader:
-    return plain
-
-
 def _function(body: str) -> Any:
     value = parsed(body)
     return value if isinstance(value, dict) else body
@@ -198,13 +193,10 @@ def _between(written: _Written) -> Reader | None:
     opening = before
     if two is not None and (second := _place(two, _SECOND)) is not None:
         opening = _common_end(before, two[_place(two, _FIRST)[2] : second[0]])  # type: ignore[index]
-        after = single[stop:]
     if not opening.strip():
         return None
-    head, pattern = (
-        before[: len(before) - len(opening)],
-        re.compile(_flexible(opening) + r"\s*" + _NAME + r"\s*" + _flexible(middle)),
-    )
+    head = before[: len(before) - len(opening)]
+    pattern = re.compile(_flexible(opening) + r"\s*" + _NAME + r"\s*" + _flexible(middle))
 
     def read(text: str, tools: Tools) -> tuple[str, Calls]:
         calls: Calls = []

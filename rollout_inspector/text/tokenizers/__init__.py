@@ -2,10 +2,8 @@
 process does. Both need numpy and the standard library alone: the native encoders are imported in that process,
 ``transformers`` at first use of ``hf``."""
 
-from rollout_inspector.text.tokenizers.byte_table import ByteTable
+from rollout_inspector.text.tokenizers.byte_table import ByteTable, open_table, write_table
 from rollout_inspector.text.tokenizers.files import TokenizerUnusable
-from rollout_inspector.text.tokenizers.hub import from_hub
 from rollout_inspector.text.tokenizers.loaded import LoadedTokenizer, load
 from rollout_inspector.text.tokenizers.server_folder import copy_from_server
-from rollout_inspector.text.tokenizers.table_cache import open_table, write_table
-from rollout_inspector.text.tokenizers.validate import check_folder, examined, unpack_zip
+from rollout_inspector.text.tokenizers.validate import check_folder, examined, from_hub, unpack_zip

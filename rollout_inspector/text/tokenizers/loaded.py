@@ -39,7 +39,9 @@ class LoadedTokenizer:
         self.named_tokens: Mapping[str, str] = about["named_tokens"]
         """``bos_token``, ``eos_token``, ...: the tokens that a chat template can name."""
         control = np.frombuffer(special, np.bool_).copy()
-        self.table = ByteTable(wire.as_offsets(offsets), bytes(data) or b"\0", control, about["kind"])
+        self.table = ByteTable(
+            np.frombuffer(offsets, dtype="<u4").astype(np.uint32), bytes(data) or b"\0", control, about["kind"]
+        )
         self.vocab_size = self.table.vocab_size
         self.special_ids = frozenset(np.flatnonzero(self.table.special).tolist())
         """Control tokens: the added tokens that the encoder matches before anything else."""
@@ -91,8 +93,7 @@ class LoadedTokenizer:
 
     def fastest(self) -> str:
         """The name of the fastest encoder that is exact for this tokenizer, which encodes from now on. Loads it."""
-        name: str = self._process.ask("fastest")[0]["encoder"]
-        return name
+        return self._process.ask("fastest")[0]["encoder"]
 
     def encode_offsets(self, text: str) -> tuple[Ids, list[tuple[int, int]]]:
         """Ids and the characters ``[start, stop)`` that each id covers, by the reference encoder."""
@@ -101,8 +102,7 @@ class LoadedTokenizer:
 
     def token_id(self, text: str) -> int | None:
         """The id of the token with this text, added tokens first; None when there is none."""
-        token_id: int | None = self._process.ask("id_of", text=text)[0]["id"]
-        return token_id
+        return self._process.ask("id_of", text=text)[0]["id"]
 
     def pieces(self) -> tuple[list[str], list[str]]:
         """The control tokens at which a text may be cut, the longest first; and texts on which to try that."""

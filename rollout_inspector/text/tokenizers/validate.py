@@ -1,7 +1,8 @@
-"""Checks whether an uploaded tokenizer can be registered. All reasons against it are returned. What the files hold is
-looked at in a limited process alone."""
+"""Checks whether a tokenizer that was uploaded or fetched can be registered. All reasons against it are returned. What
+the files hold is looked at in a limited process alone. The hub is asked only where the installation allows it."""
 
 import io
+import re
 import stat
 import tempfile
 import zipfile
@@ -9,7 +10,7 @@ import zlib
 from pathlib import Path, PurePosixPath
 
 from rollout_inspector.text.tokenizers import limited
-from rollout_inspector.text.tokenizers.files import MAX_JSON_BYTES, WANTED, TokenizerUnusable, size_limit
+from rollout_inspector.text.tokenizers.files import MAX_JSON_BYTES, WANTED, TokenizerUnusable, copy_wanted, size_limit
 from rollout_inspector.text.tokenizers.loaded import LoadedTokenizer, load
 
 REFUSED_SUFFIXES = (".pkl", ".pickle", ".bin", ".pt", ".pth", ".ckpt", ".joblib", ".npy", ".npz", ".py", ".so")
@@ -138,8 +139,7 @@ def check_zip(path: Path) -> list[str]:
 
 def unpack_zip(path: str | Path, target: str | Path) -> Path:
     """Unpack the wanted files into ``target``, flat. Raises :class:`TokenizerUnusable` with all problems."""
-    problems = check_zip(Path(path))
-    if problems:
+    if problems := check_zip(Path(path)):
         raise TokenizerUnusable(" ".join(problems))
     target = Path(target)
     target.mkdir(parents=True, exist_ok=True)
@@ -161,7 +161,46 @@ def unpack_zip(path: str | Path, target: str | Path) -> Path:
             if len(data) > limit:
                 raise TokenizerUnusable(f"{entry.filename!r} is larger than {limit // 1_000_000} MB.")
             (target / name.name).write_bytes(data)
-    problems = check_folder(target)
-    if problems:
+    if problems := check_folder(target):
         raise TokenizerUnusable(" ".join(problems))
     return target
+
+
+_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?")
+_REVISION = re.compile(r"(?=.{1,100}\Z)\w[\w.-]*(/\w[\w.-]*)*", re.ASCII)
+"""Each part begins with a letter, a digit or `_`, so that none is `..`: the cache makes a file of this name."""
+
+
+def from_hub(hub_id: str, revision: str, cache_dir: str | Path, allowed: bool = False) -> Path:
+    """Download a model's tokenizer files at one revision and return their folder. No code of the model is ever run.
+    Raises :class:`TokenizerUnusable` when fetching is not allowed, when there is no such model or tokenizer, or when
+    the hub cannot be reached."""
+    if not allowed:
+        raise TokenizerUnusable(
+            "This installation does not fetch tokenizers from the hub. Name a local folder, or upload tokenizer.json."
+        )
+    if not _ID.fullmatch(hub_id):
+        raise TokenizerUnusable(f"{hub_id!r} is not a hub id. A hub id looks like Qwen/Qwen3-4B.")
+    if not _REVISION.fullmatch(revision):
+        raise TokenizerUnusable("Name a revision: a commit, a tag or a branch such as main.")
+    from huggingface_hub import snapshot_download
+
+    try:
+        folder = snapshot_download(
+            hub_id, revision=revision, cache_dir=str(cache_dir), allow_patterns=list(WANTED), etag_timeout=10
+        )
+    except Exception as error:
+        reason = type(error).__name__
+        raise TokenizerUnusable(
+            f"The tokenizer of {hub_id} at {revision} could not be fetched from the hub ({reason}). The machine may be "
+            "offline, or the model does not exist or needs a login. Download the folder yourself and name it here."
+        ) from error
+    path = Path(folder)
+    if not (path / "tokenizer.json").is_file():
+        raise TokenizerUnusable(f"{hub_id} at {revision} has no tokenizer.json.")
+    # The hub's cache consists of links into its own blobs. The files behind the links are checked.
+    plain = path.parent.parent / "plain" / path.name
+    copy_wanted(path, plain)
+    if problems := check_folder(plain):
+        raise TokenizerUnusable(" ".join(problems))
+    return plain

@@ -66,8 +66,3 @@ def ints(values: Sequence[int] | NDArray[Any]) -> bytes:
 def as_ints(buffer: Buffer) -> Ids:
     """A new array of the int32 numbers of a buffer."""
     return np.frombuffer(buffer, dtype="<i4").astype(np.int32)
-
-
-def as_offsets(buffer: Buffer) -> NDArray[np.uint32]:
-    """A new array of the uint32 numbers of a buffer."""
-    return np.frombuffer(buffer, dtype="<u4").astype(np.uint32)

@@ -6,8 +6,9 @@ from typing import Any
 from rollout_inspector.diagnose.finding import Finding
 from rollout_inspector.diagnose.gap.figures import TRAINER_LOGPROBS
 from rollout_inspector.diagnose.media import FAMILIES, recorded_media
-from rollout_inspector.diagnose.row_checks import ROUTING, columns_shifted, routing_rows
-from rollout_inspector.diagnose.row_versions import step_versions, trained_versions
+from rollout_inspector.diagnose.row_checks import (
+    ROUTING, columns_shifted, routing_rows, step_versions, trained_versions
+)
 from rollout_inspector.formats.writers.exports import rows_of
 from rollout_inspector.streams import messages as msg
 from rollout_inspector.streams.align import sampled_places

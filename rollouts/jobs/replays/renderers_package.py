@@ -8,7 +8,7 @@ import numpy as np
 
 from rollout_inspector.streams.interfaces import Conversation, Renderer, RenderFailed
 from rollout_inspector.streams.recorded_renders import NOW
-from rollout_inspector.streams.strategies.bridge import Bridge
+from rollout_inspector.streams.strategies.appending import Bridge
 from rollout_inspector.streams.strategies.protocol import Extends, StrategyRefused, Tools
 from rollout_inspector.streams.trajectory import Ids, Message, ids_array
 from rollout_inspector.text.tokenizers import LoadedTokenizer

@@ -10,7 +10,7 @@ from rollout_inspector.streams.strategies import Context, StrategyRefused
 from rollout_inspector.streams.strategies.replay import lacks_reply, with_replies
 from rollout_inspector.streams.trajectory import Ids, Trajectory
 from rollout_inspector.text import chat_templates, tokenizers
-from rollout_inspector.text.replies.call_readers import parser_of
+from rollout_inspector.text.replies.parsing import parser_of
 from rollout_inspector.text.tokenizers.pieces import PieceEncoder
 from rollouts.jobs.replays import renderers_package
 from rollouts.store.chat_templates.chat_templates import faults_in

@@ -16,8 +16,8 @@ from django.db.models import QuerySet
 from rollout_inspector.refusal import Refusal
 from rollout_inspector.text import tokenizers
 from rollout_inspector.text.tokenizers import ByteTable, LoadedTokenizer, TokenizerUnusable
+from rollout_inspector.text.tokenizers.byte_table import FORMAT, TABLE_FILES
 from rollout_inspector.text.tokenizers.files import WANTED
-from rollout_inspector.text.tokenizers.table_cache import FORMAT, TABLE_FILES
 from rollout_inspector.text.tokenizers.validate import check_file
 from rollouts.store import files, models
 from rollouts.store.chat_templates.chat_templates import register_chat_template

@@ -12,7 +12,7 @@ from django.db.models import Count, QuerySet
 from django.utils import timezone
 
 from rollout_inspector.diagnose.gap.figures import TRAINER_LOGPROBS, GapFigures, added, gap_of_rows
-from rollout_inspector.diagnose.gap.parts import EnginePass
+from rollout_inspector.diagnose.gap.report import EnginePass
 from rollout_inspector.streams.prefix import merged_rows
 from rollout_inspector.streams.trajectory import NO_IDS, Floats, Row, Trajectory
 from rollouts.store.bulk import bare, insert_whole, reserve_keys

@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterable, Sequence
 import numpy as np
 
 from rollout_inspector.streams import alternatives
+from rollout_inspector.streams.align import sampled_in_row
 from rollout_inspector.streams.alternatives import Alternatives
-from rollout_inspector.streams.row_places import sampled_in_row
 from rollout_inspector.streams.trajectory import Floats, Ids
 from rollouts.store import models
 from rollouts.store.token_arrays.reading import steps_with_tokens

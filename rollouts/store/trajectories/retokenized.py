@@ -6,8 +6,7 @@ from zlib import crc32
 import numpy as np
 from django.db import transaction
 
-from rollout_inspector.streams.canonical import Drift
-from rollout_inspector.streams.retokenized import EncodedAgain
+from rollout_inspector.streams.canonical import Drift, EncodedAgain
 from rollout_inspector.streams.trajectory import NO_IDS, Ids
 from rollouts.store import models
 from rollouts.store.bulk import bare, insert_whole, reserve_keys

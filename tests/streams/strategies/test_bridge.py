@@ -9,7 +9,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from rollout_inspector.streams.strategies import STRATEGIES, Context, StrategyRefused
-from rollout_inspector.streams.strategies.bridge import Bridge
+from rollout_inspector.streams.strategies.appending import Bridge
 from rollout_inspector.streams.trajectory import Message
 from rollout_inspector.text.chat_templates import renderer
 from rollout_inspector.text.tokenizers import load

@@ -122,12 +122,6 @@ def limit_seconds(seconds: int) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + 1 + seconds, most))
 
 
-def _allow_memory() -> None:
-    """Allow all that loading may take."""
-    _, most = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
-
-
 def _limit_memory(statm: int | None) -> None:
     """Allow ``TEXT_BYTES`` beyond what is mapped now. ``statm``: the open file that tells how much that is."""
     if statm is None:
@@ -182,8 +176,9 @@ def main(idle_seconds: float) -> None:
                 answered = worker.about
             else:
                 limit_seconds(head["seconds"])
-                if is_load := head["ask"] == "fastest":
-                    _allow_memory()
+                if is_load := head["ask"] == "fastest":  # allow all that loading may take
+                    most = resource.getrlimit(resource.RLIMIT_AS)[1]
+                    resource.setrlimit(resource.RLIMIT_AS, (most, most))
                 answered = worker.answer(head, buffers)
                 if is_load:
                     _limit_memory(statm)
