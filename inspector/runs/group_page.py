@@ -12,7 +12,7 @@ from inspector.runs.run_values import RunValues
 from inspector.runs.trajectory_values import TrajectoryValues
 from inspector.web.access import reads_run
 from inspector.web.twins import Page, page, wants_json
-from rollouts.store.jobs.activity import is_active
+from rollouts.store.jobs.jobs import is_active
 from rollouts.store.models import Run, StoredTrajectory
 from rollouts.store.runs.muted import muted_in
 from rollouts.store.trajectories.findings import finding_kinds

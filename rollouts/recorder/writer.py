@@ -22,11 +22,11 @@ from rollout_inspector.formats.readers import recorded_calls
 from rollout_inspector.streams.trajectory import Step
 from rollouts.jobs.diagnosis import diagnosis_for
 from rollouts.recorder import wire
-from rollouts.recorder.dialects import Dialect
 from rollouts.recorder.sessions import Conversations
+from rollouts.recorder.wire import Dialect
 from rollouts.store.chat_templates.tokenizers import byte_table_of
 from rollouts.store.models import Run
-from rollouts.store.runs.rejections import add_rejections
+from rollouts.store.runs.imports import add_rejections
 from rollouts.store.runs.runs import beat, end_run, find_run, note_error
 from rollouts.store.trajectories.recorded_trajectories import append_steps, settle_trajectory
 from rollouts.store.trajectories.retokenized import keep_retokenized

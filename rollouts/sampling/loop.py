@@ -23,7 +23,7 @@ from rollouts.sampling.engines import EngineError, Generation, GenerationRequest
 from rollouts.sampling.engines.engine_owner import EngineClosed, EngineLost, EngineOwner
 from rollouts.sampling.engines.protocol import EngineInfo
 from rollouts.sampling.environments import Environment, Episode, Outcome, Task
-from rollouts.sampling.environments.environment_threads import Answers
+from rollouts.sampling.environments.protocol import Answers
 
 log = logging.getLogger(__name__)
 

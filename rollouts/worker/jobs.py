@@ -25,7 +25,7 @@ from rollouts.store.jobs.shards import (
 from rollouts.store.models import Job
 from rollouts.store.outages import is_outage, said_of
 from rollouts.store.people.access import EVERYTHING
-from rollouts.store.runs.pushed_figures import COUNT_SECONDS, count_due
+from rollouts.store.runs.policy_versions import COUNT_SECONDS, count_due
 from rollouts.store.runs.runs import find_run
 from rollouts.worker.heartbeat import Heartbeat, queues_of, repeat
 

@@ -25,20 +25,18 @@ from rollouts.sampling.engines import EngineError, Sampling, reason
 from rollouts.sampling.environments import ENVIRONMENTS, Task
 from rollouts.sampling.loop import Callbacks, RolloutJob, RolloutLimits, run_batch
 from rollouts.store.chat_templates.tokenizers import load_tokenizer
-from rollouts.store.jobs.activity import is_active
+from rollouts.store.jobs.jobs import is_active
 from rollouts.store.models import ChatTemplate, Run, StoredTrajectory
 from rollouts.store.outages import is_outage, said_of
-from rollouts.store.people.projects import project_or_default
+from rollouts.store.people.members import project_or_default
 from rollouts.store.runs.launched_runs import adopt_orphans, begin, count_queued, hand_back, running_launches, settle
 from rollouts.store.runs.runs import beat, find_run, get_run, is_cancelled
 from rollouts.store.trajectories.launched_trajectories import lease_trajectories, release_trajectories, renew_lease
 from rollouts.store.trajectories.trajectories import load_trajectory
 from rollouts.worker.heartbeat import Heartbeat, queues_of, repeat, shutting_down
-from rollouts.worker.lease_prefetch import LeasePrefetcher
+from rollouts.worker.lease_prefetch import LeasePrefetcher, Saved, WriteBehind
 from rollouts.worker.retry import try_again
-from rollouts.worker.run_storage import StorageBatch
-from rollouts.worker.storage_process import NotStored, StorageClient, close_idle
-from rollouts.worker.write_behind import Saved, WriteBehind
+from rollouts.worker.storage_process import NotStored, StorageBatch, StorageClient, close_idle
 
 if TYPE_CHECKING:
     from rollout_inspector.diagnose.finding import Finding

@@ -15,7 +15,7 @@ from rollout_inspector.streams.lanes import (
     REWRITES, Lane, LaneKind, LeavingPlace, Summary, find_lanes, names_break, with_messages
 )
 from rollout_inspector.streams.summaries import Told
-from rollouts.store.jobs.activity import is_active
+from rollouts.store.jobs.jobs import is_active
 from rollouts.store.models import StoredTrajectory
 from rollouts.store.trajectories import trajectory_parts
 from rollouts.store.trajectories.trajectory_parts import RowSummary, StepSummary

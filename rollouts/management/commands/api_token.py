@@ -11,8 +11,7 @@ from rollouts.management import TerminalCommand
 from rollouts.management.arguments import add_project_option, project_named
 from rollouts.store.models import ApiToken
 from rollouts.store.people.accounts import LOCAL_USER, account_named
-from rollouts.store.people.api_keys import all_api_keys, api_key_by_pk, create_api_key, find_api_key
-from rollouts.store.people.shares import revoke
+from rollouts.store.people.shares import all_api_keys, api_key_by_pk, create_api_key, find_api_key, revoke
 
 MAX_DAYS = 3650
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from rollout_inspector.formats.engine_fields import ARRAYS, MASK, SPANS, without_arrays_of
 from rollout_inspector.streams import alternatives
+from rollout_inspector.streams.interfaces import Codec
 from rollout_inspector.streams.trajectory import NO_IDS, Floats, Ids, Step, ids_array
 
 TOLD = (SPANS, MASK, ARRAYS[0], "metrics")
@@ -197,6 +199,39 @@ def _check_alternatives(generation: Generation, vocab_size: int) -> None:
             raise EngineError("The engine returned an alternative whose log-probability is no number or is above 0.")
     if entropy is not None and not (entropy.min() >= -1e-3 and entropy.max() < np.inf):
         raise EngineError("The engine returned an entropy that is not a number of at least 0.")
+
+
+class StopTexts:
+    """Looks for stop texts at the end of a completion. Loads the tokenizer for the first request with a stop text."""
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = path
+        self._codec: Codec | None = None
+
+    def check(self, sampling: Sampling) -> None:
+        """Raise :class:`RequestRefused` when there are stop texts but no tokenizer that tells the text of the ids."""
+        if not sampling.stop or self._codec is not None:
+            return
+        from rollout_inspector.text.tokenizers import TokenizerUnusable, load
+
+        try:
+            self._codec = load(self._path)
+        except (TokenizerUnusable, OSError) as error:
+            raise RequestRefused(f"A stop text needs the model's tokenizer, which cannot be loaded: {error}") from error
+
+    def completed(self, ids: Sequence[int], stop: Sequence[str]) -> str:
+        """The stop text that the last id completes; empty when there is none."""
+        if not stop or self._codec is None:
+            return ""
+        pieces = self._codec.token_bytes(ids_array(list(ids[-1 - max(len(text.encode()) for text in stop) :])))
+        tail, last = b"".join(pieces), len(pieces[-1])
+        for text in stop:
+            stop_bytes = text.encode()
+            # It must end in the last piece: an earlier one would already have ended the completion.
+            place = tail.find(stop_bytes, max(0, len(tail) - last - len(stop_bytes) + 1))
+            if place >= 0:
+                return text
+        return ""
 
 
 def reason(error: BaseException) -> str:

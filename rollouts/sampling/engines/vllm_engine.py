@@ -12,9 +12,8 @@ from rollout_inspector.streams.alternatives import packed
 from rollout_inspector.streams.recorded_renders import parsed
 from rollout_inspector.streams.trajectory import Floats, Ids
 from rollouts.sampling.engines.protocol import (
-    EngineError, Generation, GenerationRequest, RequestRefused, check_request, reason
+    EngineError, Generation, GenerationRequest, RequestRefused, StopTexts, check_request, reason
 )
-from rollouts.sampling.engines.stop_texts import StopTexts
 
 # vllm reads these when it is imported. The engine stays in this process and sends no usage reports. On a CPU more than
 # one thread makes a small model ten times slower. A GPU without flashinfer's kernels needs vllm's own sampler.

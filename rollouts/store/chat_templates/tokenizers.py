@@ -25,7 +25,7 @@ from rollouts.store.models import Project, Tokenizer
 from rollouts.store.people import activity_log
 from rollouts.store.people.access import Access
 from rollouts.store.people.activity_log import Action
-from rollouts.store.people.projects import key_of
+from rollouts.store.people.members import key_of
 
 
 def load_tokenizer(files_sha256: str) -> LoadedTokenizer:

@@ -10,8 +10,7 @@ from django.contrib.auth import get_user_model
 from django.db import transaction
 from django.db.models import QuerySet
 
-from rollouts.store.jobs.activity import is_silent
-from rollouts.store.jobs.jobs import engine_kinds, kind_of, take_job
+from rollouts.store.jobs.jobs import engine_kinds, is_silent, kind_of, take_job
 from rollouts.store.models import ACTIVE, Job
 
 

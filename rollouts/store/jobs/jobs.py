@@ -1,4 +1,5 @@
-"""Jobs: a record describes each kind, the attempt says which worker holds a job, the heartbeat that it lives."""
+"""Jobs: a record describes each kind, the attempt says which worker holds a job, the heartbeat that it lives. Whether
+work is under way, and whether its worker is lost, is one rule for jobs, runs and trajectories."""
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -12,12 +13,46 @@ from django.db.models import Count, Exists, F, Max, OuterRef, Q, QuerySet
 from django.utils import timezone
 
 from rollout_inspector.refusal import Refusal
-from rollouts.store.jobs.activity import is_silent, take_back_heartbeats
-from rollouts.store.models import ACTIVE, Job, ParserAudit, Replay, Run, StoredTrajectory, TemplateCheck
+from rollouts.store.models import ACTIVE, Job, ParserAudit, Replay, Run, StoredTrajectory, TemplateCheck, WorkStatus
 from rollouts.store.people.access import Access
 from rollouts.store.people.activity_log import Action, record
 from rollouts.store.people.visible_objects import SUBJECTS
 from rollouts.store.text import without_paths
+
+JOB_SILENT_SECONDS = 30  # A running job without a heartbeat for this time has lost its worker.
+JOB_LOST_SECONDS = 180  # The message of a job that is queued for this time may be lost, because Redis was restarted.
+RUN_STALE_SECONDS = 20.0
+"""A launched run without a heartbeat for this time has lost its worker, and its leases have run out."""
+
+CLOCK_LEEWAY = timedelta(seconds=10)  # By so much the clocks of machines may differ.
+
+
+def is_active(work: Any) -> bool:
+    """Whether a run, a trajectory, a job or a template check still changes."""
+    return work.status in ACTIVE
+
+
+def is_silent(work: Job | Run) -> bool:
+    """Whether a job or a launched run is active and has lost its worker or its message."""
+    if isinstance(work, Job):
+        return _has_been_silent(work.status, work.heartbeat_at, JOB_SILENT_SECONDS, JOB_LOST_SECONDS)
+    started = work.started_at if work.status == WorkStatus.RUNNING else None
+    last = work.heartbeat_at or started or work.created_at
+    return _has_been_silent(work.status, last, RUN_STALE_SECONDS, RUN_STALE_SECONDS)
+
+
+def take_back_heartbeats(work: QuerySet[Any]) -> None:
+    """A heartbeat from the future becomes one of now: the clock was set back, and the worker may have been lost since.
+    A worker that lives writes its next one within seconds."""
+    now = timezone.now()
+    work.filter(status__in=ACTIVE, heartbeat_at__gt=now + CLOCK_LEEWAY).update(heartbeat_at=now)
+
+
+def _has_been_silent(status: str, last: datetime, running_seconds: float, queued_seconds: float) -> bool:
+    """``last``: the time of the last heartbeat."""
+    allowed = {WorkStatus.RUNNING.value: running_seconds, WorkStatus.QUEUED.value: queued_seconds}.get(status)
+    return allowed is not None and (timezone.now() - last).total_seconds() > allowed
+
 
 TELL_SECONDS = 0.5  # How often progress is written at most.
 SEND_AGAIN_SECONDS = 45

@@ -14,8 +14,7 @@ from rollouts.store import models
 from rollouts.store.bulk import bare, change_whole, insert_whole, reserve_keys
 from rollouts.store.token_arrays import Place
 from rollouts.store.trajectories.contents import Contents
-from rollouts.store.trajectories.stored_steps import StoredSteps
-from rollouts.store.trajectories.token_encoding import EncodedStep, derive_origins, encode_step
+from rollouts.store.trajectories.token_encoding import EncodedStep, StoredSteps, derive_origins, encode_step
 
 
 class StepWriter:
