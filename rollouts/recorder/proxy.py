@@ -17,7 +17,7 @@ from yarl import URL
 from rollout_inspector.diagnose.trajectory_end import TrajectoryEnd
 from rollout_inspector.formats.shapes import MAX_NUMBER
 from rollouts.recorder import access, wire
-from rollouts.recorder.session_names import Caller, SessionNames, session_of_key, tidy_name
+from rollouts.recorder.sessions import Caller, SessionNames, session_of_key, tidy_name
 from rollouts.recorder.wire import DIALECTS, NO_TOKENS, Dialect
 from rollouts.recorder.writer import Call, Writer
 

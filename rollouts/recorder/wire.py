@@ -114,7 +114,9 @@ def strip(answer: bytes, amended: AmendedRequest) -> bytes:
     blanked = [_blank(fields, amended), _blank(inner, amended)]
     for choice in choices:
         blanked.append(_blank(choice, amended))
-        only_ids = only_ids and _carries_nothing(choice)
+        # A chat stream's choice carries nothing with an empty delta, no end, and no logprobs that the client asked for.
+        parts = [bytes(choice.get(name, _NULL)) for name in ("delta", "finish_reason", "logprobs")]
+        only_ids = only_ids and parts == [b"{}", b"null", b"null"]
     if only_ids and bytes(fields.get("usage", _NULL)) == b"null":
         return b""
     if not any(blanked):
@@ -124,12 +126,6 @@ def strip(answer: bytes, amended: AmendedRequest) -> bytes:
     if inner:
         fields["response"] = Raw(_encode(inner))
     return _encode(fields)
-
-
-def _carries_nothing(choice: _Object) -> bool:
-    """Whether a chat stream's choice has an empty delta, no end, and no logprobs that the client asked for."""
-    is_empty = bytes(choice.get("delta", _NULL)) == b"{}"
-    return is_empty and all(bytes(choice.get(name, _NULL)) == b"null" for name in ("finish_reason", "logprobs"))
 
 
 def _blank(fields: _Object, amended: AmendedRequest) -> bool:

@@ -1,13 +1,12 @@
 """Threads between the loop and the database, so that neither loop nor engine waits for it. One leases trajectories
 before the loop needs them; the other writes what the loop produces."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
+from typing import Self
 
 from django.db import connection
 
@@ -27,7 +26,7 @@ class LeasePrefetcher:
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="leasing", daemon=True)
 
-    def __enter__(self) -> LeasePrefetcher:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 

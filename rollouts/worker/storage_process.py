@@ -9,6 +9,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.connection import Connection
 
 from django.conf import settings
@@ -17,19 +18,17 @@ from django.db import connection
 from rollout_inspector.diagnose import Diagnosis
 from rollout_inspector.diagnose.trajectory_end import TrajectoryEnd
 from rollout_inspector.refusal import Refusal
-from rollout_inspector.streams.retokenized import EncodedAgain
 from rollout_inspector.streams.trajectory import FORKED, Step, Trajectory
 from rollout_inspector.text.processes import PipedProcess, ProcessEnded, pipe_to_parent
 from rollouts.sampling.engines import reason
 from rollouts.store.models import StoredTrajectory
-from rollouts.store.outages import is_outage, said_of
+from rollouts.store.outages import OUTAGE_PAUSES, is_outage, said_of, try_again
 from rollouts.store.runs.forks import find_fork
 from rollouts.store.runs.runs import get_run
 from rollouts.store.token_arrays.reading import fork_prefix
 from rollouts.store.trajectories.launched_trajectories import fail_trajectory, finish_trajectories, save_steps
 from rollouts.store.trajectories.retokenized import keep_retokenized
 from rollouts.store.trajectories.trajectories import load_trajectory, trajectories_by_key
-from rollouts.worker.retry import OUTAGE_PAUSES, try_again
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,25 +60,17 @@ class RunStorage:
         for end in batch.ends:
             if end.error:
                 fail_trajectory(end)
-        ends, again = self._diagnosed([end for end in batch.ends if not end.error])
-        ended = finish_trajectories(ends)
-        keep_retokenized(self._run, [(key, again[key]) for key in sorted(ended)])
-        for end in batch.ends:
-            self._steps.pop(end.key, None)
-
-    def _diagnosed(
-        self, ends: Sequence[TrajectoryEnd]
-    ) -> tuple[list[TrajectoryEnd], dict[int, tuple[EncodedAgain, ...]]]:
-        """Returns the ends with their findings, and by key what changes when the text is encoded again. It drops the
-        ends of deleted trajectories and of other attempts."""
+        # The ends of deleted trajectories and of other attempts are dropped.
+        ends = [end for end in batch.ends if not end.error]
         records = {record.pk: record for record in trajectories_by_key([end.key for end in ends])}
         ours = [end for end in ends if end.key in records and records[end.key].attempt == end.attempt]
-        diagnoses = [self._diagnosis(records[end.key], end) for end in ours]
-        diagnosed = [
-            replace(end, findings=diagnosis.findings, checks=diagnosis.checks)
-            for end, diagnosis in zip(ours, diagnoses, strict=True)
-        ]
-        return diagnosed, {end.key: diagnosis.again for end, diagnosis in zip(ours, diagnoses, strict=True)}
+        diagnoses = {end.key: self._diagnosis(records[end.key], end) for end in ours}
+        ended = finish_trajectories(
+            [replace(end, findings=diagnoses[end.key].findings, checks=diagnoses[end.key].checks) for end in ours]
+        )
+        keep_retokenized(self._run, [(key, diagnoses[key].again) for key in sorted(ended)])
+        for end in batch.ends:
+            self._steps.pop(end.key, None)
 
     def _diagnosis(self, record: StoredTrajectory, end: TrajectoryEnd) -> Diagnosis:
         from rollouts.jobs.diagnosis import diagnosis_for
@@ -147,17 +138,6 @@ def take() -> StorageProcess:
     return StorageProcess()
 
 
-def give_back(storage: StorageProcess) -> None:
-    """Keep a process warm for the next run."""
-    try:
-        storage.forget()
-    except ProcessEnded:
-        storage.close()
-        return
-    with _lock:
-        _idle.append(storage)
-
-
 def close_idle() -> None:
     """End the processes that have no run."""
     with _lock:
@@ -217,17 +197,22 @@ class StorageClient:
             except (OSError, MemoryError) as error:  # no process can be started
                 raise StorageOutage(f"Results could not be stored. {reason(error)}") from error
 
-        def with_other_processes() -> None:
-            try_again(once, lambda error: isinstance(error, ProcessEnded), DEATH_PAUSES, self._should_stop)
-
-        try_again(
-            with_other_processes, lambda error: isinstance(error, StorageOutage), OUTAGE_PAUSES, self._should_stop
+        with_others = partial(
+            try_again, once, lambda error: isinstance(error, ProcessEnded), DEATH_PAUSES, self._should_stop
         )
+        try_again(with_others, lambda error: isinstance(error, StorageOutage), OUTAGE_PAUSES, self._should_stop)
 
     def close(self) -> None:
-        if self._storage is not None:
-            give_back(self._storage)
-            self._storage = None
+        """Keep the process warm for the next run."""
+        storage, self._storage = self._storage, None
+        if storage is not None:
+            try:
+                storage.forget()
+            except ProcessEnded:
+                storage.close()
+                return
+            with _lock:
+                _idle.append(storage)
 
 
 # -- in the process ----------------------------------------------------------------------------------------------------

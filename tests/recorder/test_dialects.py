@@ -12,7 +12,7 @@ from aiohttp import web
 
 from rollout_inspector.diagnose import examine
 from rollouts.recorder import wire, writer
-from rollouts.recorder.session_names import Caller, SessionNames, session_of_key
+from rollouts.recorder.sessions import Caller, SessionNames, session_of_key
 from rollouts.recorder.wire import DIALECTS
 from rollouts.store.models import Run
 from rollouts.store.trajectories.trajectories import load_trajectory

@@ -1,11 +1,9 @@
 """What an engine is: ids in, ids and log-probabilities out, many requests at once. Also the checks that all share."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 
@@ -80,7 +78,7 @@ class Generation:
     def of(
         cls, request_id: str, ids: Sequence[int], logprobs: Sequence[float], finish: Any, stop: Any, cached: int = 0,
         alternatives: tuple[Ids, Floats] | None = None, engine_fields: Mapping[str, Any] | None = None,
-    ) -> Generation:
+    ) -> Self:
         """A completion from lists, and from reasons of any type; None = the engine names no reason. ``engine_fields``:
         fields of vLLM or SGLang, of which ``TOLD`` are kept."""
         finish, stop = ("" if value is None else str(value) for value in (finish, stop))
@@ -131,7 +129,7 @@ class EngineInfo:
     logprobs_mode: str
 
     @classmethod
-    def of(cls, engine: Engine) -> EngineInfo:
+    def of(cls, engine: Engine) -> Self:
         return cls(engine.name, engine.version, engine.max_model_len, engine.vocab_size, engine.logprobs_mode)
 
 
@@ -182,20 +180,16 @@ def check_generation(generation: Generation, request: GenerationRequest, vocab_s
     # Written so that NaN fails too: a third pass over each completion would cost as much again.
     if not (logprobs.min() > -np.inf and logprobs.max() <= 1e-3):
         raise EngineError("The engine returned a log-probability that is not a number or is above 0.")
-    if generation.alternative_ids is not None or generation.entropy is not None:
-        _check_alternatives(generation, vocab_size)
-
-
-def _check_alternatives(generation: Generation, vocab_size: int) -> None:
-    ids, logprobs, entropy = generation.alternative_ids, generation.alternative_logprobs, generation.entropy
-    fault = alternatives.problem(Step(NO_IDS, generation.completion_ids, entropy=entropy,
-                                      alternative_ids=ids, alternative_logprobs=logprobs))
-    if fault:
+    beside, beside_logprobs, entropy = generation.alternative_ids, generation.alternative_logprobs, generation.entropy
+    if beside is None and entropy is None:
+        return
+    step = Step(NO_IDS, ids, entropy=entropy, alternative_ids=beside, alternative_logprobs=beside_logprobs)
+    if fault := alternatives.problem(step):
         raise EngineError(f"The engine's alternatives do not fit its completion: {fault}")
-    if ids is not None and logprobs is not None and ids.size:
-        if int(ids.min()) < 0 or int(ids.max()) >= vocab_size:
+    if beside is not None and beside_logprobs is not None and beside.size:
+        if int(beside.min()) < 0 or int(beside.max()) >= vocab_size:
             raise EngineError(f"The engine returned an alternative that is no id from 0 to {vocab_size - 1}.")
-        if not logprobs.max() <= 1e-3:
+        if not beside_logprobs.max() <= 1e-3:
             raise EngineError("The engine returned an alternative whose log-probability is no number or is above 0.")
     if entropy is not None and not (entropy.min() >= -1e-3 and entropy.max() < np.inf):
         raise EngineError("The engine returned an entropy that is not a number of at least 0.")

@@ -15,6 +15,7 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, D
 from transformers.utils.logging import disable_progress_bar
 
 from rollout_inspector.diagnose.loss_weights.damage import DamageCase
+from rollout_inspector.streams.prefix import common_prefix
 from rollout_inspector.streams.trajectory import Floats, Ids, ids_array
 from rollouts.sampling.engines.gradients import MAX_TOKENS, measure
 from rollouts.sampling.engines.kv_slots import Slot, SlotCache, grouped_attention
@@ -147,7 +148,14 @@ class TransformersEngine:
         disable_progress_bar()  # a worker's log is not a terminal
         AttentionInterface.register(ATTENTION, grouped_attention)
         config = AutoConfig.from_pretrained(path, local_files_only=True)
-        _refuse_other_attention(config)
+        kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+        if kinds != {"full_attention"}:
+            raise EngineError(
+                "The transformers engine serves only models with full attention; this one has "
+                f"{', '.join(sorted(kinds))}. Serve it with the vllm engine."
+            )
+        if getattr(config, "attn_logit_softcapping", None):
+            raise EngineError("The transformers engine does not support capped attention scores. Serve it with vllm.")
         self._model = AutoModelForCausalLM.from_pretrained(
             path, local_files_only=True, dtype=torch.float32, attn_implementation=ATTENTION
         ).eval()
@@ -245,7 +253,13 @@ class TransformersEngine:
         going_on = self._n_live
         self._admit()
         if going_on:
-            self._forward_last(going_on)
+            # Over the last sampled token of each.
+            slots = self._cache.slots[:going_on]
+            tokens = torch.tensor([[slot.owner.ids[-1]] for slot in slots])
+            positions = torch.tensor([[slot.length] for slot in slots])
+            for slot in slots:
+                slot.extend(ids_array([slot.owner.ids[-1]]))
+            self._sample(slots, self._forward(0, going_on, tokens, positions))
         if self._n_live > going_on:
             self._forward_prompts(going_on, self._n_live)
         finished = []
@@ -267,7 +281,9 @@ class TransformersEngine:
             prompt = request.prompt_ids
             shared = [slot.shared_with(prompt) for slot in self._cache.slots]
             best = int(np.argmax(shared))
-            promised = self._promised(prompt, first_new)
+            # The longest prefix that a request admitted in this step is about to compute.
+            fresh = (slot.owner.request.prompt_ids for slot in self._cache.slots[first_new : self._n_live])
+            promised = max((common_prefix(other, prompt[:-1]) for other in fresh), default=0)
             if promised >= WORTH_WAITING and promised > shared[best]:
                 postponed.append(request)
                 continue
@@ -279,16 +295,6 @@ class TransformersEngine:
             self._seat(request, best, shared[best])
         self._waiting.extendleft(reversed(postponed))
 
-    def _promised(self, prompt: Ids, first_new: int) -> int:
-        """The longest prefix of ``prompt`` that a request admitted in this step is about to compute."""
-        longest = 0
-        for slot in self._cache.slots[first_new : self._n_live]:
-            other = slot.owner.request.prompt_ids
-            n = min(len(other), len(prompt) - 1)
-            different = np.flatnonzero(other[:n] != prompt[:n])
-            longest = max(longest, int(different[0]) if different.size else n)
-        return longest
-
     def _seat(self, request: GenerationRequest, source: int, shared: int) -> None:
         """Put a request into the first slot behind the live ones, with the shared keys and values in place."""
         cache, seat = self._cache, self._n_live
@@ -299,13 +305,9 @@ class TransformersEngine:
         else:
             spare = [index for index in range(seat, len(slots)) if index != source] or [source]
             victim = min(spare, key=lambda index: (slots[index].length > 0, slots[index].used_at))
-            if victim == source:
-                cache.swap(victim, seat)
-                slots[seat].length = shared
-            else:
-                cache.swap(victim, seat)
-                origin = victim if source == seat else source
-                cache.copy(origin, seat, shared)
+            cache.swap(victim, seat)
+            if victim != source:
+                cache.copy(victim if source == seat else source, seat, shared)
         slot = slots[seat]
         slot.length = shared
         room = min(request.sampling.max_tokens, self.max_model_len - len(request.prompt_ids))
@@ -321,15 +323,6 @@ class TransformersEngine:
         self._cache.swap(index, self._n_live)
 
     # -- forwards ------------------------------------------------------------------------------------------------------
-
-    def _forward_last(self, n: int) -> None:
-        """Run one forward over the last sampled token of the first ``n`` slots."""
-        slots = self._cache.slots[:n]
-        tokens = torch.tensor([[slot.owner.ids[-1]] for slot in slots])
-        positions = torch.tensor([[slot.length] for slot in slots])
-        for slot in slots:
-            slot.extend(ids_array([slot.owner.ids[-1]]))
-        self._sample(slots, self._forward(0, n, tokens, positions))
 
     def _forward_prompts(self, low: int, high: int) -> None:
         """Compute the missing part of the prompts in slots ``[low, high)``, a chunk at a time, with pads in front."""
@@ -401,14 +394,3 @@ class TransformersEngine:
             ),
             entropy=np.array([entropy for *_, entropy in live.alternatives], dtype=np.float32),
         )
-
-
-def _refuse_other_attention(config: Any) -> None:
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    if kinds != {"full_attention"}:
-        raise EngineError(
-            "The transformers engine serves only models with full attention; this one has "
-            f"{', '.join(sorted(kinds))}. Serve it with the vllm engine."
-        )
-    if getattr(config, "attn_logit_softcapping", None):
-        raise EngineError("The transformers engine does not support capped attention scores. Serve it with vllm.")

@@ -1,10 +1,8 @@
 """Which of the waiting jobs a free worker does: no user waits for the jobs of another one."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from django.contrib.auth import get_user_model
 from django.db import transaction
@@ -90,7 +88,7 @@ class _Queue:
     """Owner -> the largest key of the shards under way."""
 
     @classmethod
-    def now(cls, **of: Any) -> _Queue:
+    def now(cls, **of: Any) -> Self:
         """The queue as it is; ``of``: columns that choose jobs. One query."""
         queue = cls()
         columns_read = ("created_by", "kind", "status", "heartbeat_at", "whole")

@@ -35,10 +35,12 @@ def is_active(work: Any) -> bool:
 def is_silent(work: Job | Run) -> bool:
     """Whether a job or a launched run is active and has lost its worker or its message."""
     if isinstance(work, Job):
-        return _has_been_silent(work.status, work.heartbeat_at, JOB_SILENT_SECONDS, JOB_LOST_SECONDS)
-    started = work.started_at if work.status == WorkStatus.RUNNING else None
-    last = work.heartbeat_at or started or work.created_at
-    return _has_been_silent(work.status, last, RUN_STALE_SECONDS, RUN_STALE_SECONDS)
+        last, running, queued = work.heartbeat_at, float(JOB_SILENT_SECONDS), float(JOB_LOST_SECONDS)
+    else:
+        started = work.started_at if work.status == WorkStatus.RUNNING else None
+        last, running, queued = work.heartbeat_at or started or work.created_at, RUN_STALE_SECONDS, RUN_STALE_SECONDS
+    allowed = {WorkStatus.RUNNING.value: running, WorkStatus.QUEUED.value: queued}.get(work.status)
+    return allowed is not None and (timezone.now() - last).total_seconds() > allowed
 
 
 def take_back_heartbeats(work: QuerySet[Any]) -> None:
@@ -46,12 +48,6 @@ def take_back_heartbeats(work: QuerySet[Any]) -> None:
     A worker that lives writes its next one within seconds."""
     now = timezone.now()
     work.filter(status__in=ACTIVE, heartbeat_at__gt=now + CLOCK_LEEWAY).update(heartbeat_at=now)
-
-
-def _has_been_silent(status: str, last: datetime, running_seconds: float, queued_seconds: float) -> bool:
-    """``last``: the time of the last heartbeat."""
-    allowed = {WorkStatus.RUNNING.value: running_seconds, WorkStatus.QUEUED.value: queued_seconds}.get(status)
-    return allowed is not None and (timezone.now() - last).total_seconds() > allowed
 
 
 TELL_SECONDS = 0.5  # How often progress is written at most.
@@ -187,11 +183,6 @@ def close_shards(job: Job) -> None:
     )
 
 
-def has_open_shards() -> Exists:
-    """The condition of a query for jobs: a part of the job waits, or a worker does it."""
-    return Exists(Job.objects.filter(whole=OuterRef("pk"), status__in=ACTIVE))
-
-
 def note_outage(job: Job, sentence: str) -> None:
     """Say why the work broke off. The job stays as it is: a worker takes it up when it has been silent for a while."""
     with suppress(Error):  # the database may be what failed
@@ -223,7 +214,8 @@ def adopt_jobs() -> list[Job]:
     whose shards are under way has no worker of its own. It lives as long as somebody calls this."""
     take_back_heartbeats(Job.objects.all())
     now = timezone.now()
-    Job.objects.filter(has_open_shards(), status=Job.Status.RUNNING).update(heartbeat_at=now)
+    open_shards = Job.objects.filter(whole=OuterRef("pk"), status__in=ACTIVE)
+    Job.objects.filter(Exists(open_shards), status=Job.Status.RUNNING).update(heartbeat_at=now)
     old = Q(status=Job.Status.QUEUED, heartbeat_at__lt=now - timedelta(seconds=SEND_AGAIN_SECONDS))
     running = Q(status=Job.Status.RUNNING)
     lost = [job for job in Job.objects.filter(old | running).order_by("pk") if is_silent(job) or job.status == "queued"]
@@ -249,11 +241,6 @@ def files_in_use() -> dict[str, str]:
 # -- kinds -------------------------------------------------------------------------------------------------------------
 
 
-def fail_job(job: Job, sentence: str, remedy: str) -> None:
-    """End a job that could not be done. ``remedy``: a ``Remedy``; empty = there is none."""
-    end_job(job, Job.Status.FAILED, sentence, remedy=remedy)
-
-
 class Sharing(NamedTuple):
     """How a large job of a kind is shared out among workers."""
 
@@ -275,7 +262,9 @@ class JobKind:
     """Does a job from where an earlier worker stopped. It ends the job as done, if possible in the transaction of its
     last result. It raises :class:`Refusal`, or :class:`JobLost`."""
     sharing: Sharing | None = None  # How large jobs are shared out among workers; None = one worker does a job.
-    fail: Callable[[Job, str, str], None] = fail_job
+    fail: Callable[[Job, str, str], object] = lambda job, sentence, remedy: end_job(
+        job, Job.Status.FAILED, sentence, remedy=remedy
+    )
     """Ends a job that could not be done, with a sentence and a remedy, and whatever else ends with it."""
     follow: Callable[[Run, Any], None] | None = None
     """What is asked for the run when a job is done, in the name of the user who asked for the job."""

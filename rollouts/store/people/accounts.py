@@ -160,7 +160,9 @@ def _subject(claims: Mapping[str, Any]) -> str:
 def account_of(issuer: str, claims: Mapping[str, Any]) -> tuple[User, bool]:
     """The account of the person whom verified claims describe, and whether it was made now. A new account has no
     project until it is invited, unless `INSPECTOR_OIDC_DEFAULT_PROJECT` names one. Raises ``SignInRefused``."""
-    subject, name = _subject(claims), _wanted_name(claims)
+    subject = _subject(claims)
+    wanted = claims.get("preferred_username") or str(claims.get("email", "")).partition("@")[0] or claims["sub"]
+    name = re.sub(r"[^\w.@+-]", "-", storable_text(str(wanted)))[:100] or "person"  # of the characters that names have
     if not is_allowed(claims):
         raise SignInRefused(
             "This server lets in certain groups or email domains of the provider, and you are in none of them. Ask "
@@ -199,12 +201,6 @@ def link_identity(user: Any, issuer: str, claims: Mapping[str, Any]) -> None:
         raise SignInRefused("Try once more.", user.get_username()) from None
     if identity.user_id != user.pk:
         raise SignInRefused("Another account of this server signs in as that person already.", user.get_username())
-
-
-def _wanted_name(claims: Mapping[str, Any]) -> str:
-    """A name for a new account, of the characters that names have here."""
-    name = claims.get("preferred_username") or str(claims.get("email", "")).partition("@")[0] or claims["sub"]
-    return re.sub(r"[^\w.@+-]", "-", storable_text(str(name)))[:100] or "person"
 
 
 def _make(issuer: str, subject: str, wanted: str, claims: Mapping[str, Any]) -> User:

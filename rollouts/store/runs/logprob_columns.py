@@ -229,10 +229,9 @@ def _values(held: RowScores | None, rows: Sequence[Row]) -> list[Floats | None]:
     """The scores ``[T]`` of each row. None where none are stored, or where they were stored for other ids."""
     if held is None:
         return [None] * len(rows)
-    marks = [tuple(pair) for pair in held.rows.reshape(-1, 2).tolist()]
     values: list[Floats | None] = [None] * len(rows)
     start = 0
-    for n, (length, mark) in enumerate(marks):
+    for n, (length, mark) in enumerate(held.rows.reshape(-1, 2).tolist()):
         if n < len(rows) and (length, mark) == mark_of(rows[n]):
             values[n] = held.values[start : start + length]
         start += length

@@ -41,13 +41,6 @@ def versions_of(run: Run, keys: Sequence[int] | None = None) -> set[str]:
     }
 
 
-def first_place_of(run: Run, versions: Collection[str]) -> int | None:
-    """The first position in the run of a trajectory of these versions, as far as is counted. One query."""
-    counted = PolicyVersionFigures.objects.filter(run=run, version__in=list(versions))
-    place: int | None = counted.aggregate(n=Min("first_index"))["n"]
-    return place
-
-
 def count_policy_versions(
     run: Run, versions: Collection[str] | None = None, first: int = 0
 ) -> list[PolicyVersionFigures]:
@@ -172,7 +165,9 @@ def _count(held: PushedFigures) -> bool:
     if steps := {step for step in training_steps if step is not None}:
         take_training_steps(run, steps)
     if versions := versions_of(run, keys):
-        counted = first_place_of(run, versions)
+        # The first position of a trajectory of these versions, as far as is counted.
+        of_versions = PolicyVersionFigures.objects.filter(run=run, version__in=list(versions))
+        counted = of_versions.aggregate(n=Min("first_index"))["n"]
         first = min(places) if counted is None else min(counted, *places)
         if run.n_trajectories - first <= MAX_PLACES:
             take_policy_versions(run, versions, first)

@@ -275,29 +275,20 @@ def recount(run: models.Run) -> None:
     with transaction.atomic():
         # What another worker stores meanwhile is counted here, or is added after this.
         models.Run.objects.select_for_update(no_key=True).filter(pk=run.pk).first()
-        values = _totals(run)
+        totals: dict[str, Any] = run.trajectories.aggregate(
+            n_trajectories=Count("pk"),
+            n_finished=Count("pk", filter=Q(status=models.StoredTrajectory.Status.DONE)),
+            n_failed=Count("pk", filter=Q(status=models.StoredTrajectory.Status.FAILED)),
+            **{name: Sum(name) for name in ("n_steps", "n_rows", "n_tokens", "n_sampled")},
+            n_rewards=Count("reward"),
+            reward_sum=Sum("reward"),
+        )
+        values = {name: value or 0 for name, value in totals.items()}
+        kinds = models.StoredFinding.objects.filter(run=run).values_list("kind")
+        values["finding_counts"] = dict(kinds.annotate(n=Count("pk")).order_by("kind"))
         models.Run.objects.filter(pk=run.pk).update(**values)
     for name, value in values.items():
         setattr(run, name, value)
-
-
-def _totals(run: models.Run) -> dict[str, Any]:
-    Status = models.StoredTrajectory.Status
-    totals: dict[str, Any] = run.trajectories.aggregate(
-        n_trajectories=Count("pk"),
-        n_finished=Count("pk", filter=Q(status=Status.DONE)),
-        n_failed=Count("pk", filter=Q(status=Status.FAILED)),
-        n_steps=Sum("n_steps"),
-        n_rows=Sum("n_rows"),
-        n_tokens=Sum("n_tokens"),
-        n_sampled=Sum("n_sampled"),
-        n_rewards=Count("reward"),
-        reward_sum=Sum("reward"),
-    )
-    values = {name: value or 0 for name, value in totals.items()}
-    counts = models.StoredFinding.objects.filter(run=run).values_list("kind").annotate(n=Count("pk")).order_by("kind")
-    values["finding_counts"] = dict(counts)
-    return values
 
 
 def run_of_job(job: models.Job) -> models.Run:

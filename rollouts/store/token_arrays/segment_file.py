@@ -6,14 +6,12 @@ them. docs/segments.md describes it. A reader takes the end of a file
 once, then the row groups that are asked for, behind a bounded cache.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import IO, Any
+from typing import IO, Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -194,7 +192,14 @@ def read_arrays(key: str, offsets: Sequence[int], names: Sequence[str]) -> list[
     ``columns`` is a dict, every other name an array or None. Raises :class:`StorageDown` with a sentence when the
     storage does not answer, or when it lacks the file or holds another, and :class:`TokensDeleted`."""
     try:
-        return _read(key, offsets, names)
+        with _SegmentReader(key) as reader:
+            starts = reader.footer().starts
+            groups = np.searchsorted(starts, offsets, side="right") - 1
+            columns = {(group, name): reader.column(int(group), name) for group in np.unique(groups) for name in names}
+            return [
+                {name: columns[group, name].at(offset - starts[group]) for name in names}
+                for group, offset in zip(groups, offsets, strict=True)
+            ]
     except FileNotFoundError as error:
         if not TokenSegment.objects.filter(key=key).exists():
             raise TokensDeleted("These tokens were deleted a moment ago.") from error
@@ -206,17 +211,6 @@ def read_arrays(key: str, offsets: Sequence[int], names: Sequence[str]) -> list[
 _RESTORE = "Restore it from a backup."
 
 
-def _read(key: str, offsets: Sequence[int], names: Sequence[str]) -> list[Mapping[str, Any]]:
-    with _SegmentReader(key) as reader:
-        starts = reader.footer().starts
-        groups = np.searchsorted(starts, offsets, side="right") - 1
-        columns = {(group, name): reader.column(int(group), name) for group in np.unique(groups) for name in names}
-        return [
-            {name: columns[group, name].at(offset - starts[group]) for name in names}
-            for group, offset in zip(groups, offsets, strict=True)
-        ]
-
-
 class _SegmentReader:
     """One segment, opened only when the cache lacks something of it."""
 
@@ -225,7 +219,7 @@ class _SegmentReader:
         self._raw: Any = None
         self._file: pq.ParquetFile | None = None
 
-    def __enter__(self) -> _SegmentReader:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

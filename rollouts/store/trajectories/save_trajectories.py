@@ -24,6 +24,7 @@ from rollouts.store.trajectories.token_encoding import EncodedTrajectory, encode
 from rollouts.store.trajectories.trajectories import last_index, taken_ids
 
 Status = models.StoredTrajectory.Status
+_SUMMED = ("n_steps", "n_rows", "n_tokens", "n_sampled")
 
 
 def save_trajectories(
@@ -92,10 +93,7 @@ def save_trajectories(
         writer.save(records)
         counts: Counter[str] = Counter()
         if findings is not None:
-            counts = add_findings(
-                run,
-                [coded_trajectory for coded_trajectory in zip(records, findings, strict=True) if coded_trajectory[1]],
-            )
+            counts = add_findings(run, [pair for pair in zip(records, findings, strict=True) if pair[1]])
         if connection.vendor == "postgresql":
             connection.check_constraints()  # at the commit other workers would wait for the row of the run meanwhile
         bump_run(
@@ -104,10 +102,7 @@ def save_trajectories(
             n_trajectories=len(records),
             n_finished=sum(record.status == Status.DONE for record in records),
             n_failed=sum(record.status == Status.FAILED for record in records),
-            n_steps=sum(record.n_steps for record in records),
-            n_rows=sum(record.n_rows for record in records),
-            n_tokens=sum(record.n_tokens for record in records),
-            n_sampled=sum(record.n_sampled for record in records),
+            **{name: sum(getattr(record, name) for record in records) for name in _SUMMED},
             **reward_totals(record.reward for record in records),
         )
     return records
