@@ -35,10 +35,10 @@ from rollouts.store.models import (
     Job, PushedFigures, Run, RunFigures, StoredFinding, StoredTrajectory, TrainingStepFigures
 )
 from rollouts.store.runs import figures
-from rollouts.store.runs.pushed_figures import count_due
+from rollouts.store.runs.policy_versions import count_due
 from rollouts.store.runs.runs import create_run
 from rollouts.store.runs.training_steps import count_training_steps
-from rollouts.store.trajectories.pushed_trajectories import DIAGNOSED_TO
+from rollouts.store.trajectories.save_trajectories import DIAGNOSED_TO
 from tests.people import make_member
 
 pytestmark = pytest.mark.django_db

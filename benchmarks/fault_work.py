@@ -29,9 +29,9 @@ from rollouts.store.chat_templates.tokenizers import load_tokenizer
 from rollouts.store.jobs.jobs import ask_job
 from rollouts.store.models import ACTIVE, ApiToken, ChatTemplate, Job, Run, TemplateCheck, Tokenizer
 from rollouts.store.people.accounts import local_user
-from rollouts.store.people.api_keys import create_api_key
+from rollouts.store.people.shares import create_api_key
 from rollouts.store.runs.runs import create_run
-from rollouts.store.trajectories.pushed_trajectories import DIAGNOSED_TO
+from rollouts.store.trajectories.save_trajectories import DIAGNOSED_TO
 from rollouts.store.trajectories.trajectories import load_trajectory
 
 Digest = dict[str, tuple[str, ...]]

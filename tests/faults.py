@@ -14,7 +14,7 @@ from django.contrib.sessions.models import Session
 from django.db import OperationalError, connection
 from django.utils import timezone
 
-from rollouts.store.jobs.activity import JOB_SILENT_SECONDS
+from rollouts.store.jobs.jobs import JOB_SILENT_SECONDS
 from rollouts.store.models import Job
 from tests.conftest import wait_until
 

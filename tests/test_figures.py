@@ -144,7 +144,7 @@ TWICE = (
 """(figure of the table, what computes it as :func:`sums` writes it, the houses that are searched; empty = all)."""
 
 ALSO = {
-    "rollouts.store.runs.gap.trajectories_with_gap": "how many tokens are read, which no page shows",
+    "rollouts.store.runs.logprob_columns.trajectories_with_gap": "how many tokens are read, which no page shows",
     "rollouts.store.trajectories.rows.row_totals": "the stored rows of a range, beside those of each strategy",
 }
 """Functions that write the same sum, and why it is another figure."""

@@ -285,7 +285,7 @@ KNOWN_NAMES = {
     ("inspector/runs/launches/launch_views.py", "tool_delta"),  # the prepared comparison
     ("inspector/runs/launches/launch_views.py", "retokenize"),
     ("tools/gallery/make.py", "retokenize"),  # the strategy whose faults the gallery shows
-    ("rollouts/gallery/training_runs.py", "retokenize"),
+    ("rollouts/gallery/__init__.py", "retokenize"),
     ("tools/demo_policy/grpo.py", "tool_delta"),  # the default of a training
 }
 REGISTRIES = ("rollouts/sampling/engines/", "rollout_inspector/streams/strategies/")

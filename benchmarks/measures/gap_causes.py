@@ -28,7 +28,7 @@ from rollout_inspector.diagnose.gap.causes import causes_of
 from rollout_inspector.diagnose.gap.tokens import GapCollector
 from rollout_inspector.formats import Source, read
 from rollout_inspector.streams.trajectory import Row, Step, Trajectory
-from rollouts.gallery.training_runs import TRAINING_RUNS, TrainingRun
+from rollouts.gallery import TRAINING_RUNS, TrainingRun
 from rollouts.sampling.demo_policy import MODEL_DIR
 
 Values = NDArray[np.float32]

@@ -157,7 +157,7 @@ import json, django; django.setup()
 from django.contrib.auth import get_user_model
 from inspector.web.login import make_token
 from rollouts.store.models import ApiToken, Membership, Project, Role
-from rollouts.store.people.api_keys import create_api_key
+from rollouts.store.people.shares import create_api_key
 made = {}
 for name in ("reader", "attacker"):
     project = Project.objects.create(name=f"project of the {name}")

@@ -17,7 +17,7 @@ from inspector.web.access import access, require
 from inspector.web.problems import ApiProblem
 from inspector.web.twins import Page, json_page
 from rollouts.jobs.opened import fill
-from rollouts.store.jobs.activity import is_active
+from rollouts.store.jobs.jobs import is_active
 from rollouts.store.models import Role, Run, StoredTrajectory, TemplateCheck
 from rollouts.store.paging import CursorPart
 from rollouts.store.people.visible_objects import find_visible_check, find_visible_run, find_visible_trajectory

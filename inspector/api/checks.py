@@ -20,7 +20,7 @@ from inspector.chat_templates.views import ask_check
 from inspector.web.access import access
 from inspector.web.problems import ApiProblem
 from inspector.web.twins import Page, from_columns, json_page, some_fields
-from rollouts.store.jobs.activity import is_active
+from rollouts.store.jobs.jobs import is_active
 from rollouts.store.models import TemplateCheck
 from rollouts.store.parameters import Text
 from rollouts.store.people.visible_objects import find_visible_check, visible_checks

@@ -20,11 +20,11 @@ from inspector.web.problems import ApiProblem
 from inspector.web.twins import Page, json_page
 from rollouts.jobs import parser_comparison
 from rollouts.jobs.broker import send_job
-from rollouts.store.jobs.activity import is_active
+from rollouts.store.jobs.jobs import is_active
 from rollouts.store.models import Role, StoredTrajectory
 from rollouts.store.parameters import Count, Text, YesNo
 from rollouts.store.trajectories import trajectory_parts
-from rollouts.store.trajectories.seen import is_seen, mark_seen
+from rollouts.store.trajectories.comments import is_seen, mark_seen
 
 router = Router(tags=["trajectories"])
 Index = Path[Count]

@@ -22,7 +22,7 @@ from inspector.web.twins import Page, json_page
 from rollout_inspector.streams.strategies import STRATEGIES
 from rollouts.jobs.broker import send_job
 from rollouts.jobs.replays import trajectory_replays
-from rollouts.store.jobs.activity import is_active
+from rollouts.store.jobs.jobs import is_active
 from rollouts.store.models import Replay, ReplayRows, Role, StoredTrajectory
 from rollouts.store.paging import cursor_of, read_cursor
 from rollouts.store.parameters import Count

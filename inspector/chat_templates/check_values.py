@@ -15,7 +15,7 @@ from rollout_inspector.text.chat_templates.probes.report import CheckStatus, Pur
 from rollouts.jobs import template_checks
 from rollouts.store.chat_templates.chat_templates import find_chat_template
 from rollouts.store.chat_templates.template_checks import find_check, find_request
-from rollouts.store.jobs.activity import is_active
+from rollouts.store.jobs.jobs import is_active
 from rollouts.store.models import ChatTemplate, Content, Run, TemplateCheck, Tokenizer
 from rollouts.store.people.access import Access
 

@@ -11,7 +11,7 @@ from rollout_inspector.text.line_diffs import LineDiffs
 from rollouts.jobs import template_checks
 from rollouts.store.chat_templates.chat_templates import chat_template_labels, newest_chat_templates
 from rollouts.store.chat_templates.template_checks import find_checks
-from rollouts.store.jobs.activity import is_active
+from rollouts.store.jobs.jobs import is_active
 from rollouts.store.models import ChatTemplate, Project, TemplateCheck, Tokenizer
 
 MAX_TEMPLATES = 300

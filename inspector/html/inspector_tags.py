@@ -21,9 +21,9 @@ from rollout_inspector.streams.figures import percent_of
 from rollouts.gallery import EXAMPLES, Example
 from rollouts.store.models import Role, Run, StoredTrajectory, TemplateCheck
 from rollouts.store.runs.gallery import KEY
-from rollouts.store.runs.gap import RECENT, has_gap
+from rollouts.store.runs.logprob_columns import RECENT, has_gap
 from rollouts.store.runs.policy_versions import has_versions
-from rollouts.store.runs.tags import tags_of
+from rollouts.store.runs.runs import tags_of
 from rollouts.store.runs.training_steps import has_training_steps
 
 register = template.Library()

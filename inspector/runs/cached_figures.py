@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from inspector.server.page_cache import keep, recall
-from rollouts.store.jobs.activity import is_active
+from rollouts.store.jobs.jobs import is_active
 from rollouts.store.models import Run
 from rollouts.store.runs.figures import (
     RunCost, TrainedTotals, cost_in, is_large, run_cost, run_totals, state_of, stored_figures, summary_in

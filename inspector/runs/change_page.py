@@ -16,8 +16,7 @@ from inspector.web.twins import page, wants_json
 from rollout_inspector.refusal import Refusal
 from rollouts.jobs import run_actions
 from rollouts.store.models import Role, Run
-from rollouts.store.runs.runs import runs_with_codes
-from rollouts.store.runs.tags import add_tags, read_tags, remove_tags, rename_run, tags_of
+from rollouts.store.runs.runs import add_tags, read_tags, remove_tags, rename_run, runs_with_codes, tags_of
 
 MAX_RUNS = 100  # Runs that are changed at once.
 

@@ -19,7 +19,7 @@ from rollout_inspector.diagnose.finding import Severity
 from rollout_inspector.diagnose.kinds import KINDS
 from rollouts.jobs.launch import setting_labels
 from rollouts.store.chat_templates.chat_templates import chat_template_labels
-from rollouts.store.jobs.activity import is_active
+from rollouts.store.jobs.jobs import is_active
 from rollouts.store.models import Run, template_name
 from rollouts.store.runs.muted import muted_in
 from rollouts.store.runs.runs import find_run

@@ -20,8 +20,7 @@ from rollout_inspector.diagnose.finding import Axis, Severity
 from rollout_inspector.diagnose.kinds import KINDS, FindingKind
 from rollout_inspector.streams.trajectory import Trajectory
 from rollout_inspector.text.html.tokens import painter_of
-from rollouts.gallery import CLEAN, EXAMPLES, FIRST, MISSING
-from rollouts.gallery.training_runs import TRAINING_RUNS
+from rollouts.gallery import CLEAN, EXAMPLES, FIRST, MISSING, TRAINING_RUNS
 from rollouts.jobs import gallery
 from rollouts.jobs.imports.imports import send_import
 from rollouts.store.chat_templates.tokenizers import byte_table_of

@@ -12,12 +12,13 @@ from inspector.runs.run_values import RunValues
 from inspector.runs.trajectory_values import TrajectoryValues
 from inspector.web.access import reads_run
 from inspector.web.twins import Page, page, wants_json
-from rollouts.store.jobs.activity import is_active
+from rollout_inspector.streams.prefix import common_prefix
+from rollouts.store.jobs.jobs import is_active
 from rollouts.store.models import Run, StoredTrajectory
 from rollouts.store.runs.muted import muted_in
 from rollouts.store.trajectories.findings import finding_kinds
 from rollouts.store.trajectories.groups import (
-    GroupStats, group_advantages, group_stats, sampled_tokens, shared_length, trajectories_of_group
+    GroupStats, group_advantages, group_stats, sampled_tokens, trajectories_of_group
 )
 
 MAX_SIBLINGS = 512  # The most trajectories of a group that a page shows.
@@ -119,7 +120,7 @@ def _page(
     if not any(value is not None for value in advantages.values()):
         source = ""
     best = streams.get(reference.pk)
-    shared = {} if best is None else {pk: shared_length(best, stream) for pk, stream in streams.items()}
+    shared = {} if best is None else {pk: common_prefix(best, stream) for pk, stream in streams.items()}
     siblings = [
         TrajectoryValues.of(
             trajectory, run, f"?{urlencode({'group': key})}", advantage=advantages.get(trajectory.pk),

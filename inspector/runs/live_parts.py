@@ -26,17 +26,16 @@ from inspector.web.access import reader_of
 from inspector.web.twins import fields_of, whole_number
 from rollout_inspector.diagnose.checks import all_clear, check_sentence
 from rollouts.jobs import run_actions
-from rollouts.store.jobs.activity import is_active
+from rollouts.store.jobs.jobs import is_active
 from rollouts.store.models import Run, StoredTrajectory
 from rollouts.store.paging import CursorPart
 from rollouts.store.runs.figures import is_large
 from rollouts.store.runs.muted import muted_in
 from rollouts.store.runs.run_summary import RunSummary
 from rollouts.store.runs.runs import count_running, failure_reasons
-from rollouts.store.trajectories.comments import count_comments
+from rollouts.store.trajectories.comments import count_comments, seen_among
 from rollouts.store.trajectories.findings import finding_kinds
 from rollouts.store.trajectories.groups import group_stats
-from rollouts.store.trajectories.seen import seen_among
 from rollouts.store.trajectories.trajectory_list import MAX_COUNTED, count_before, count_trajectories, list_trajectories
 
 TRAJECTORIES_PER_PAGE = 50

@@ -18,8 +18,7 @@ from rollout_inspector.diagnose.loss_weights.rules import MEANS, RULES
 from rollout_inspector.streams import figures
 from rollout_inspector.streams.strategies import about_strategy
 from rollouts.jobs.loss_weights import MAX_REPLAYED, VERSION, run_key
-from rollouts.store.jobs.activity import is_active
-from rollouts.store.jobs.jobs import latest_jobs
+from rollouts.store.jobs.jobs import is_active, latest_jobs
 from rollouts.store.models import Job, Run
 from rollouts.store.runs.muted import muted_in
 

@@ -7,8 +7,7 @@ from django.utils import timezone
 
 from inspector.server.health import PATIENCE_SECONDS, has_worker
 from rollouts.jobs.broker import engine_queue
-from rollouts.store.jobs.activity import is_active, is_silent
-from rollouts.store.jobs.jobs import latest_jobs
+from rollouts.store.jobs.jobs import is_active, is_silent, latest_jobs
 from rollouts.store.models import Run
 from rollouts.store.runs.imports import has_partial_file, is_read_in_parts
 from rollouts.store.runs.launched_runs import QUIET_SECONDS

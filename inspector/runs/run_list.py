@@ -10,7 +10,7 @@ from inspector.web.twins import Page
 from rollout_inspector.diagnose.kinds import KINDS
 from rollouts.store.models import Run
 from rollouts.store.parameters import SEVERITIES
-from rollouts.store.runs.gap import NamedCause
+from rollouts.store.runs.logprob_columns import NamedCause
 from rollouts.store.runs.runs import RunTotals
 
 BAR_WIDTH = 200  # Width of the viewBox of the bar.

@@ -24,15 +24,14 @@ from inspector.web.access import may_delete, may_write, project_name, reader_of
 from inspector.web.twins import Page, json_page, page, wants_json
 from rollouts.jobs.launch import setting_labels
 from rollouts.store.chat_templates.chat_templates import chat_template_labels
-from rollouts.store.jobs.activity import is_active
-from rollouts.store.jobs.jobs import latest_jobs
+from rollouts.store.jobs.jobs import is_active, latest_jobs
 from rollouts.store.models import Run, template_name
 from rollouts.store.parameters import MAX_TEXT
-from rollouts.store.runs.gap import named_causes
+from rollouts.store.runs.imports import list_rejections
+from rollouts.store.runs.logprob_columns import named_causes
 from rollouts.store.runs.muted import muted_in
-from rollouts.store.runs.rejections import list_rejections
 from rollouts.store.runs.run_summary import RunSummary
-from rollouts.store.runs.tags import tags_of
+from rollouts.store.runs.runs import tags_of
 
 MAX_REJECTIONS = 100
 MAX_LINES = 6  # Numbers of rejected lines that are named for one reason.

@@ -14,7 +14,7 @@ from rollout_inspector.streams.trajectory import FORKED
 from rollouts.sampling.engines import engine_spec
 from rollouts.store.models import Run
 from rollouts.store.runs.gallery import KEY, TRAINING_KEY
-from rollouts.store.trajectories.pushed_trajectories import DIAGNOSED_TO
+from rollouts.store.trajectories.save_trajectories import DIAGNOSED_TO
 
 BOOKKEEPING = (
     "files", "opened", "format", "use_recorded_tokenizer", "imported", "tool_calls_note", KEY, TRAINING_KEY,

@@ -8,8 +8,7 @@ from inspector.runs.jobs.job_values import JobValues
 from rollout_inspector.streams.figures import percent_of, share, trained_as_sampled
 from rollout_inspector.streams.strategies import about_strategy
 from rollouts.jobs.replays import run_replays
-from rollouts.store.jobs.activity import is_active
-from rollouts.store.jobs.jobs import latest_jobs
+from rollouts.store.jobs.jobs import is_active, latest_jobs
 from rollouts.store.models import Job, Run
 
 

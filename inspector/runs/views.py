@@ -18,15 +18,14 @@ from inspector.web.access import (
 )
 from inspector.web.twins import is_fragment, json_page, page, wants_json
 from rollouts.jobs import run_actions
-from rollouts.store.jobs.activity import is_active
+from rollouts.store.jobs.jobs import is_active
 from rollouts.store.models import Role, Run
 from rollouts.store.parameters import STATUSES
 from rollouts.store.runs.alarms import count_alarms
 from rollouts.store.runs.figures import severities_of
-from rollouts.store.runs.gap import named_causes
+from rollouts.store.runs.logprob_columns import named_causes
 from rollouts.store.runs.muted import muted_in_runs
-from rollouts.store.runs.runs import RunFilters, total_runs, visible_runs
-from rollouts.store.runs.tags import known_tags, tags_of
+from rollouts.store.runs.runs import RunFilters, known_tags, tags_of, total_runs, visible_runs
 
 RUNS_PER_PAGE = 25
 NO_PROJECT = "You are in no project yet, so there is nothing to see here. Ask an admin of a project to invite you."

@@ -21,9 +21,9 @@ from inspector.web.access import access
 from inspector.web.twins import Page, from_columns, page
 from rollouts.store.models import LoginSession
 from rollouts.store.people import activity_log
+from rollouts.store.people.accounts import end_sessions, live_sessions
 from rollouts.store.people.activity_log import Action
 from rollouts.store.people.members import memberships_of
-from rollouts.store.people.sessions import end_sessions, live_sessions
 
 BROWSERS = (("Edg", "Edge"), ("OPR", "Opera"), ("Firefox", "Firefox"), ("Chrom", "Chrome"), ("Safari", "Safari"))
 SYSTEMS = (("Android", "Android"), ("iPhone", "iPhone"), ("iPad", "iPad"), ("Windows", "Windows"), ("Mac OS", "macOS"),

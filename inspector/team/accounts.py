@@ -15,10 +15,9 @@ from inspector.web.twins import Page, error_page, page
 from rollout_inspector.refusal import Refusal
 from rollouts.store.models import Membership
 from rollouts.store.people import activity_log
-from rollouts.store.people.accounts import all_accounts, find_account
+from rollouts.store.people.accounts import all_accounts, end_sessions, find_account
 from rollouts.store.people.activity_log import Action
 from rollouts.store.people.members import set_account
-from rollouts.store.people.sessions import end_sessions
 
 CHANGES: dict[str, tuple[dict[str, bool], str]] = {
     "close": ({"is_active": False}, "closed"),

@@ -16,7 +16,7 @@ from inspector.web.forms import PlainForm
 from inspector.web.twins import Page, error_page, from_columns, json_page, page, wants_json
 from rollouts.store.models import ApiToken, Role
 from rollouts.store.people import shares
-from rollouts.store.people.api_keys import api_key_by_pk, api_key_state, create_api_key, newest_api_keys
+from rollouts.store.people.shares import api_key_by_pk, api_key_state, create_api_key, newest_api_keys
 
 MAX_LISTED = 200
 DEFAULT_DAYS = 90

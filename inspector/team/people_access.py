@@ -9,7 +9,7 @@ from django.http import HttpRequest, HttpResponse
 
 from inspector.web.access import access, found_or_404, too_low
 from rollouts.store.models import Project, Role
-from rollouts.store.people.projects import find_project
+from rollouts.store.people.members import find_project
 
 View = Callable[..., HttpResponse]
 

@@ -23,10 +23,9 @@ from rollouts.store.people import activity_log, members
 from rollouts.store.people.accounts import find_account
 from rollouts.store.people.activity_log import Action
 from rollouts.store.people.members import (
-    MAX_INVITATION_DAYS, MAX_NAME, delete_project, invitation_fault, make_project, members_of, newest_invitations,
-    rename_project
+    MAX_INVITATION_DAYS, MAX_NAME, delete_project, invitation_fault, listed_projects, make_project, members_of,
+    newest_invitations, rename_project
 )
-from rollouts.store.people.projects import listed_projects
 from rollouts.store.runs.muted import rules_of_project
 
 ROLES = {

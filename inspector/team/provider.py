@@ -28,8 +28,8 @@ from inspector.team.provider_session import ProviderClient, ProviderSession
 from inspector.web.access import is_logged_in
 from inspector.web.twins import error_page
 from rollouts.store.people import activity_log
+from rollouts.store.people.accounts import SignInRefused, account_of, link_identity
 from rollouts.store.people.activity_log import Action
-from rollouts.store.people.identities import SignInRefused, account_of, link_identity
 
 NEXT = "provider next"  # In the session: where somebody goes after the sign-in.
 LINKS = "provider links"  # In the session: the key of the account that asked for a link to an account of the provider.

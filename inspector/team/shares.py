@@ -21,7 +21,7 @@ from inspector.web.access import (
 from inspector.web.forms import ShareForm
 from inspector.web.twins import Page, error_page, from_columns, json_page, page, wants_json
 from rollouts.store.chat_templates.template_checks import find_check
-from rollouts.store.jobs.activity import is_active
+from rollouts.store.jobs.jobs import is_active
 from rollouts.store.models import Role, ShareLink, StoredTrajectory
 from rollouts.store.people import activity_log, shares
 from rollouts.store.people.activity_log import Action

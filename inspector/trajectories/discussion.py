@@ -13,8 +13,7 @@ from inspector.trajectories.tabs import is_text_only
 from inspector.web.access import access, reader_of
 from inspector.web.twins import Page, from_columns
 from rollouts.store.models import Comment, Role, StoredTrajectory
-from rollouts.store.trajectories.comments import comments_of
-from rollouts.store.trajectories.seen import is_seen
+from rollouts.store.trajectories.comments import comments_of, is_seen
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from inspector.web.remedies import WORDS
 from inspector.web.twins import Page
 from rollout_inspector.refusal import Refusal, worded
 from rollout_inspector.streams.figures import trained_as_sampled, trained_otherwise
-from rollouts.store.jobs.activity import is_active
+from rollouts.store.jobs.jobs import is_active
 from rollouts.store.models import Job, Run, StoredTrajectory
 from rollouts.store.trajectories.groups import group_stats
 

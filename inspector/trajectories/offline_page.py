@@ -25,8 +25,7 @@ from inspector.web.twins import whole_number
 from rollout_inspector.diagnose import VERSION
 from rollout_inspector.opened.drawing import styles
 from rollout_inspector.refusal import Refusal
-from rollouts.store.jobs.activity import is_active
-from rollouts.store.jobs.jobs import diagnosed_at
+from rollouts.store.jobs.jobs import diagnosed_at, is_active
 from rollouts.store.models import StoredTrajectory, Tokenizer
 from rollouts.store.text import without_paths
 from rollouts.store.trajectories import trajectory_parts as parts

@@ -8,7 +8,7 @@ from inspector.trajectories.frame import Tab
 from inspector.trajectories.parsers_page import parsers_page
 from inspector.trajectories.record_page import record_page
 from inspector.trajectories.tokens.mask_page import mask_page
-from rollouts.store.jobs.activity import is_active
+from rollouts.store.jobs.jobs import is_active
 from rollouts.store.models import StoredTrajectory
 
 

@@ -34,11 +34,10 @@ from rollouts.jobs import parser_comparison
 from rollouts.jobs.broker import send_job
 from rollouts.jobs.forks import fork
 from rollouts.jobs.replays import trajectory_replays
-from rollouts.store.jobs.activity import is_active
-from rollouts.store.jobs.jobs import cancel_job
+from rollouts.store.jobs.jobs import cancel_job, is_active
 from rollouts.store.models import StoredTrajectory
 from rollouts.store.trajectories import trajectory_parts
-from rollouts.store.trajectories.seen import mark_seen
+from rollouts.store.trajectories.comments import mark_seen
 from rollouts.store.trajectories.trajectories import find_trajectory
 
 

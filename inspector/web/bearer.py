@@ -6,7 +6,7 @@ from inspector.web.access import guessed_too_often
 from inspector.web.problems import ApiProblem
 from rollouts.store.models import ApiToken
 from rollouts.store.people.access import access_of_api_key
-from rollouts.store.people.api_keys import api_key_fault, find_api_key
+from rollouts.store.people.shares import api_key_fault, find_api_key
 
 
 def api_key_of(request: HttpRequest, token: str) -> ApiToken:

@@ -11,7 +11,7 @@ from django.db import OperationalError
 from django.dispatch import receiver
 from django.http import HttpRequest, HttpResponse
 
-from rollouts.store.people.sessions import NOTED_EVERY, note_session
+from rollouts.store.people.accounts import NOTED_EVERY, note_session
 
 NOTED = "noted"
 """In the session: its own key and the time (Unix) when it was noted. A session that got another key is noted again."""

@@ -27,13 +27,13 @@ from rollouts.store.chat_templates.tokenizers import byte_table_of, load_tokeniz
 from rollouts.store.jobs.jobs import Beat, JobKind, Sharing, ask_job, end_job
 from rollouts.store.models import Job
 from rollouts.store.outages import is_outage
-from rollouts.store.runs.pushed_figures import count_due, note_uncounted
+from rollouts.store.runs.policy_versions import count_due, note_uncounted
 from rollouts.store.runs.runs import lock_run, run_of_job, take_figures
 from rollouts.store.runs.training_steps import stored_after
 from rollouts.store.text import without_paths
 from rollouts.store.trajectories.findings import note_diagnosed, replace_findings
-from rollouts.store.trajectories.pushed_trajectories import DIAGNOSED_TO, note_pushed_diagnosed
 from rollouts.store.trajectories.retokenized import keep_retokenized
+from rollouts.store.trajectories.save_trajectories import DIAGNOSED_TO, note_pushed_diagnosed
 from rollouts.store.trajectories.token_moves import fill_origins
 from rollouts.store.trajectories.trajectories import LAST, finished_trajectories, load_trajectories
 

@@ -18,7 +18,7 @@ from rollouts.jobs.launch import (
 )
 from rollouts.sampling.environments import Task
 from rollouts.sampling.loop import ForkStart
-from rollouts.store.jobs.activity import is_active
+from rollouts.store.jobs.jobs import is_active
 from rollouts.store.models import Fork, Run, StoredStep, StoredTrajectory, new_code
 from rollouts.store.runs.forks import find_fork
 from rollouts.store.runs.gallery import KEY

@@ -9,8 +9,7 @@ from django.db import transaction
 
 from rollout_inspector.formats import Source, read
 from rollout_inspector.streams.trajectory import Trajectory
-from rollouts.gallery import BUNDLE, chat_templates
-from rollouts.gallery.training_runs import TRAINING_RUNS, TrainingRun
+from rollouts.gallery import BUNDLE, TRAINING_RUNS, TrainingRun, chat_templates
 from rollouts.jobs.diagnosis import diagnosis_for
 from rollouts.jobs.imports.imports import ask_for_uploads
 from rollouts.jobs.launch import ServedModel, model_tokenizer
@@ -20,7 +19,7 @@ from rollouts.store.chat_templates.tokenizers import byte_table_of
 from rollouts.store.database import reload
 from rollouts.store.models import Job, Project, Run
 from rollouts.store.people.activity_log import Action, record
-from rollouts.store.people.projects import lock_project, project_or_default
+from rollouts.store.people.members import lock_project, project_or_default
 from rollouts.store.runs.gallery import KEY, TRAINING_KEY, find_gallery, find_training_run
 from rollouts.store.runs.runs import create_run, end_run, start_run
 from rollouts.store.trajectories.retokenized import keep_retokenized

@@ -18,8 +18,9 @@ from rollouts.jobs.broker import DO_JOB, send_task
 from rollouts.store.chat_templates.tokenizers import load_tokenizer
 from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, ask_job, delete_earlier_jobs, end_job
 from rollouts.store.models import Job, Run
-from rollouts.store.runs.gap import RECENT, has_gap, newest_report, trajectories_with_gap
-from rollouts.store.runs.logprob_columns import SAMPLER, columns_of, load_compared, newest_noise, replays_of
+from rollouts.store.runs.logprob_columns import (
+    RECENT, SAMPLER, columns_of, has_gap, load_compared, newest_noise, newest_report, replays_of, trajectories_with_gap
+)
 from rollouts.store.runs.runs import run_of_job
 from rollouts.store.text import storable_text, without_paths
 from rollouts.store.trajectories.findings import kinds_by_row

@@ -30,10 +30,10 @@ from rollouts.store.chat_templates.tokenizers import (
     files_of, is_stored, load_tokenizer, register_tokenizer, registered_from
 )
 from rollouts.store.database import reload
-from rollouts.store.jobs.activity import is_active, is_silent
+from rollouts.store.jobs.jobs import is_active, is_silent
 from rollouts.store.models import ChatTemplate, Project, Run, StoredTrajectory, Tokenizer
 from rollouts.store.people.activity_log import Action, record
-from rollouts.store.people.projects import key_of
+from rollouts.store.people.members import key_of
 from rollouts.store.runs.forks import add_fork
 from rollouts.store.runs.runs import create_run, fail_run
 from rollouts.store.text import without_paths

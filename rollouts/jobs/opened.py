@@ -17,8 +17,7 @@ from rollout_inspector.opened.index import FileIndex, read_diagnosis
 from rollout_inspector.refusal import Refusal
 from rollouts.jobs.imports.imports import FileImport
 from rollouts.store.models import Run, StoredTrajectory
-from rollouts.store.runs.opened import add_checked, add_opened, is_filled, take_place
-from rollouts.store.runs.rejections import add_rejections
+from rollouts.store.runs.imports import add_checked, add_opened, add_rejections, is_filled, take_place
 from rollouts.store.runs.runs import beat, delete_trajectories, end_run
 from rollouts.store.trajectories.trajectories import ids_and_codes
 

@@ -20,8 +20,7 @@ from rollouts.jobs.replays.replay_context import template_text
 from rollouts.sampling.engines.vllm_parsers import VllmParsers
 from rollouts.store.chat_templates.tokenizers import load_tokenizer
 from rollouts.store.database import save_columns
-from rollouts.store.jobs.activity import is_active
-from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, ask_job, end_job
+from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, ask_job, end_job, is_active
 from rollouts.store.models import Job, ParserAudit, StoredTrajectory
 from rollouts.store.text import storable_text, without_paths
 from rollouts.store.trajectories.replays import find_parser_audit, parser_audit_of, parser_audit_of_job

@@ -13,8 +13,8 @@ from rollouts.jobs.broker import send_job
 from rollouts.store.chat_templates.tokenizers import byte_table_of
 from rollouts.store.jobs.jobs import ask_job
 from rollouts.store.models import Run
-from rollouts.store.runs.rejections import add_rejections
-from rollouts.store.trajectories.pushed_trajectories import add_new_trajectories, differing, named_by_content, note_push
+from rollouts.store.runs.imports import add_rejections
+from rollouts.store.trajectories.save_trajectories import add_new_trajectories, differing, named_by_content, note_push
 
 BATCH_TRAJECTORIES = 50
 BATCH_TOKENS = 1_000_000  # A batch is one transaction. It ends when the first of the two limits is reached.

@@ -7,8 +7,7 @@ from rollouts.jobs.imports import import_join, imports
 from rollouts.jobs.imports.uploads import drop_uploads
 from rollouts.store.database import reload
 from rollouts.store.files import StorageDown
-from rollouts.store.jobs.activity import is_active, is_silent
-from rollouts.store.jobs.jobs import active_jobs, close_shards, job_codes, take_job
+from rollouts.store.jobs.jobs import active_jobs, close_shards, is_active, is_silent, job_codes, take_job
 from rollouts.store.jobs.shards import is_cut, stop_shards
 from rollouts.store.models import Job, Run
 from rollouts.store.people.activity_log import Action, record

@@ -20,10 +20,9 @@ from rollouts.jobs.replays.strategy_deltas import strategy_deltas
 from rollouts.store.chat_templates.template_checks import check_of, check_of_job, find_check
 from rollouts.store.chat_templates.tokenizers import load_tokenizer
 from rollouts.store.database import save_columns
-from rollouts.store.jobs.activity import is_active, is_silent
-from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, ask_job, end_job, take_job
+from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, ask_job, end_job, is_active, is_silent, take_job
 from rollouts.store.models import DEFAULT_PROJECT, ChatTemplate, Job, Project, TemplateCheck, Tokenizer, code_of_number
-from rollouts.store.people.projects import project_or_default
+from rollouts.store.people.members import project_or_default
 
 WAIT_SECONDS = 0.5  # How often it is asked whether another worker has answered a check.
 MAX_OLDER = 5  # How many answers of earlier versions of the checks are kept in short.

@@ -10,7 +10,7 @@ from rollout_inspector.guard.text_files import read_text
 from rollout_inspector.text import chat_templates
 from rollouts.store.chat_templates.chat_templates import register_chat_template
 from rollouts.store.models import ChatTemplate, Project, Run, StoredTrajectory
-from rollouts.store.people.projects import find_project_named, project_names, project_or_default
+from rollouts.store.people.members import find_project_named, project_names, project_or_default
 from rollouts.store.runs.runs import find_run, run_and_trajectories
 from rollouts.store.trajectories.trajectories import find_trajectory
 

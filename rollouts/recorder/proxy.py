@@ -17,10 +17,39 @@ from yarl import URL
 from rollout_inspector.diagnose.trajectory_end import TrajectoryEnd
 from rollout_inspector.formats.shapes import MAX_NUMBER
 from rollouts.recorder import access, wire
-from rollouts.recorder.dialects import DIALECTS, NO_TOKENS, Dialect
-from rollouts.recorder.room import Room
-from rollouts.recorder.session_names import Caller, SessionNames, session_of_key, tidy_name
+from rollouts.recorder.sessions import Caller, SessionNames, session_of_key, tidy_name
+from rollouts.recorder.wire import DIALECTS, NO_TOKENS, Dialect
 from rollouts.recorder.writer import Call, Writer
+
+MAX_CALLS = 4096  # Above this number, requests wait for the database.
+MAX_BYTES = 1 << 30  # Of requests and answers. One call alone may be larger; answers that have begun go on beyond it.
+
+
+class Room:
+    """Who finds no room waits until calls are stored. For one event loop."""
+
+    def __init__(self) -> None:
+        self.n_calls = self.n_bytes = 0
+        self._freed = asyncio.Event()
+
+    async def take(self, n_bytes: int) -> None:
+        """Wait for the room of a call whose request has so many bytes."""
+        while self.n_calls and (self.n_calls >= MAX_CALLS or self.n_bytes + n_bytes > MAX_BYTES):
+            self._freed.clear()
+            await self._freed.wait()
+        self.n_calls += 1
+        self.n_bytes += n_bytes
+
+    def grow(self, n_bytes: int) -> None:
+        """A call has become so much larger, or smaller."""
+        self.n_bytes += n_bytes
+
+    def free(self, n_calls: int, n_bytes: int) -> None:
+        """So many calls are stored or let go."""
+        self.n_calls -= n_calls
+        self.n_bytes -= n_bytes
+        self._freed.set()
+
 
 log = logging.getLogger(__name__)
 

@@ -40,10 +40,14 @@ def responses_calls(request: dict[str, Any], answer: dict[str, Any]) -> Calls:
     times = list(pairwise(streams))[::2] if streams and None not in streams else [(None, None)]
     output = answer.get("output") or []
     chat_answer = {name: value for name, value in answer.items() if name not in ("output", *RAW)}
+    details = answer.get("incomplete_details")
+    reason = {"incomplete": "length", "cancelled": "abort"}.get(str(answer.get("status")), "stop")
+    if isinstance(details, Mapping) and details.get("reason") != "max_output_tokens":
+        reason = str(details.get("reason"))
     calls = []
     for n, (prompt, completion) in enumerate(times):
         is_last = n == len(times) - 1
-        choice: dict[str, Any] = {"index": 0, "finish_reason": _reason(answer) if is_last else "tool_calls"}
+        choice: dict[str, Any] = {"index": 0, "finish_reason": reason if is_last else "tool_calls"}
         if completion is not None:
             choice["token_ids"] = completion
         if len(times) == 1:
@@ -109,13 +113,6 @@ def _tool(tool: Any) -> Any:
 def _tokens(message: Any) -> list[int] | None:
     """The ids of a raw message; None = the server renders messages in another way and tells none."""
     return message["tokens"] if isinstance(message, dict) and message.get("type") == "raw_message_tokens" else None
-
-
-def _reason(answer: Mapping[str, Any]) -> str:
-    details = answer.get("incomplete_details")
-    if isinstance(details, Mapping) and details.get("reason") != "max_output_tokens":
-        return str(details.get("reason"))
-    return {"incomplete": "length", "cancelled": "abort"}.get(str(answer.get("status")), "stop")
 
 
 def _usage(usage: Any) -> dict[str, Any] | None:

@@ -1,15 +1,56 @@
-"""Bodies on the wire: what is added to a request, what is removed from its answer, and what is recorded. Values that
-the recorder does not change are never parsed and written again: they keep their bytes (``msgspec.Raw``)."""
+"""Dialects, and bodies on the wire: what is added to a request, what is removed from its answer, what is recorded.
+Values that the recorder does not change are never parsed and written again: they keep their bytes (``msgspec.Raw``)."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 from msgspec import Raw
 
-from rollouts.recorder.dialects import Dialect
+from rollouts.recorder.choices import Calls, generate_calls, join_sglang, join_stream, sglang_calls
+from rollouts.recorder.messages import join_messages, messages_calls
+from rollouts.recorder.responses import RAW, join_responses, responses_calls
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How an address speaks."""
+
+    title: str
+    ids_field: str = ""  # The field of a request that asks for token ids; empty = they come unasked, or not at all.
+    ids: tuple[str, ...] = ()  # The fields of an answer or a choice that only this brings.
+    logprobs: str = "logprobs"
+    """The field that asks for log-probabilities of sampled tokens; empty = the recorder does not ask."""
+    logprobs_value: bytes = b"true"
+    settings: str = ""  # The object of a request that holds that field; empty = the request itself.
+    has_ids: bool = True  # Some server tells the ids of a call.
+    join: Callable[[Sequence[Any], bool], Any] = join_stream
+    """Adds up the events of a stream; the second argument says that it broke off."""
+    calls: Callable[[dict[str, Any], Any], Calls] | None = None
+    """Request and answer in the shape of Chat Completions; None = they have it."""
+
+
+_CHOICE_IDS = ("prompt_token_ids", "token_ids")
+DIALECTS = {
+    "/v1/chat/completions": Dialect("Chat Completions", "return_token_ids", _CHOICE_IDS),
+    "/v1/completions": Dialect("Completions", "return_token_ids", _CHOICE_IDS, logprobs_value=b"0"),
+    "/inference/v1/generate": Dialect(
+        "vLLM's tokens in, tokens out", "return_token_ids", ("prompt_token_ids", "mm_placeholders"),
+        logprobs_value=b"0", settings="sampling_params", calls=generate_calls,
+    ),
+    "/generate": Dialect("SGLang's generate", logprobs="", join=join_sglang, calls=sglang_calls),
+    "/v1/responses": Dialect(
+        "Responses", "enable_response_messages", RAW, logprobs="",
+        join=join_responses, calls=responses_calls,
+    ),
+    "/v1/messages": Dialect("Messages", logprobs="", has_ids=False, join=join_messages, calls=messages_calls),
+}
+"""Address -> dialect."""
+NO_TOKENS = ("/tokenize", "/detokenize", "/render", "/derender", "/count_tokens")
+"""How addresses end that sample nothing. They pass, and are not missed."""
+
 
 MAX_KEPT_BYTES = 64 << 20
 """The longest recorded answer. A longer one, or a longer event, passes without being recorded, and the run says so."""
@@ -73,7 +114,9 @@ def strip(answer: bytes, amended: AmendedRequest) -> bytes:
     blanked = [_blank(fields, amended), _blank(inner, amended)]
     for choice in choices:
         blanked.append(_blank(choice, amended))
-        only_ids = only_ids and _carries_nothing(choice)
+        # A chat stream's choice carries nothing with an empty delta, no end, and no logprobs that the client asked for.
+        parts = [bytes(choice.get(name, _NULL)) for name in ("delta", "finish_reason", "logprobs")]
+        only_ids = only_ids and parts == [b"{}", b"null", b"null"]
     if only_ids and bytes(fields.get("usage", _NULL)) == b"null":
         return b""
     if not any(blanked):
@@ -83,12 +126,6 @@ def strip(answer: bytes, amended: AmendedRequest) -> bytes:
     if inner:
         fields["response"] = Raw(_encode(inner))
     return _encode(fields)
-
-
-def _carries_nothing(choice: _Object) -> bool:
-    """Whether a chat stream's choice has an empty delta, no end, and no logprobs that the client asked for."""
-    is_empty = bytes(choice.get("delta", _NULL)) == b"{}"
-    return is_empty and all(bytes(choice.get(name, _NULL)) == b"null" for name in ("finish_reason", "logprobs"))
 
 
 def _blank(fields: _Object, amended: AmendedRequest) -> bool:

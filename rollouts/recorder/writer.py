@@ -22,11 +22,11 @@ from rollout_inspector.formats.readers import recorded_calls
 from rollout_inspector.streams.trajectory import Step
 from rollouts.jobs.diagnosis import diagnosis_for
 from rollouts.recorder import wire
-from rollouts.recorder.dialects import Dialect
 from rollouts.recorder.sessions import Conversations
+from rollouts.recorder.wire import Dialect
 from rollouts.store.chat_templates.tokenizers import byte_table_of
 from rollouts.store.models import Run
-from rollouts.store.runs.rejections import add_rejections
+from rollouts.store.runs.imports import add_rejections
 from rollouts.store.runs.runs import beat, end_run, find_run, note_error
 from rollouts.store.trajectories.recorded_trajectories import append_steps, settle_trajectory
 from rollouts.store.trajectories.retokenized import keep_retokenized
@@ -137,7 +137,11 @@ class Writer:
         beat_at = 0.0
         try:
             while True:
-                batch = self._gather()
+                batch: list[Call | TrajectoryEnd] = []
+                with suppress(Empty):
+                    batch.append(self._queue.get(timeout=0 if self._closing.is_set() else POLL_SECONDS))
+                    while len(batch) < MAX_AT_ONCE:
+                        batch.append(self._queue.get_nowait())
                 calls = [item for item in batch if isinstance(item, Call)]
                 if calls and self.cancelled.is_set():
                     self._let_go(calls)
@@ -157,14 +161,6 @@ class Writer:
         finally:
             # The connection belongs to this thread and would stay open when the thread ends.
             connection.close()
-
-    def _gather(self) -> list[Call | TrajectoryEnd]:
-        batch: list[Call | TrajectoryEnd] = []
-        with suppress(Empty):
-            batch.append(self._queue.get(timeout=0 if self._closing.is_set() else POLL_SECONDS))
-            while len(batch) < MAX_AT_ONCE:
-                batch.append(self._queue.get_nowait())
-        return batch
 
     def _again(self, work: Callable[[], None]) -> bool:
         """Repeat the work until the database accepts it. False if that can never happen or was given up at the end."""
@@ -198,7 +194,8 @@ class Writer:
                 continue
             steps[name] += read
             lines.append(line)
-            if any(_lacks_ids(step) for step in read):
+            # A client that left before the first token has no completion; none is missing.
+            if any(not len(s.prompt_ids) or (not len(s.completion_ids) and s.finish_reason != "abort") for s in read):
                 self.counts["without_ids"] += 1
                 self._by_nature[call.dialect.title] += call.dialect.has_ids is False
         self.counts["unread"] += len(rejected)
@@ -312,8 +309,3 @@ class Writer:
         if run is not None:
             status = Run.Status.CANCELLED if run.cancel_requested else Run.Status.DONE
             end_run(run, status, run.error)
-
-
-def _lacks_ids(step: Step) -> bool:
-    """Whether a call lacks its ids. A client that left before the first token has no completion; none is missing."""
-    return not len(step.prompt_ids) or (not len(step.completion_ids) and step.finish_reason != "abort")

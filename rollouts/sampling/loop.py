@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
 from queue import Empty, SimpleQueue
@@ -23,7 +24,7 @@ from rollouts.sampling.engines import EngineError, Generation, GenerationRequest
 from rollouts.sampling.engines.engine_owner import EngineClosed, EngineLost, EngineOwner
 from rollouts.sampling.engines.protocol import EngineInfo
 from rollouts.sampling.environments import Environment, Episode, Outcome, Task
-from rollouts.sampling.environments.environment_threads import Answers
+from rollouts.sampling.environments.protocol import Answers
 
 log = logging.getLogger(__name__)
 
@@ -215,7 +216,10 @@ class _Batch:
                 self._take_jobs()
                 self._flush()
                 if self._live:
-                    self._handle_events(next_poll)
+                    with suppress(Empty):  # wait for the first event, then take all that are there
+                        self._handle(*self._events.get(timeout=max(0.0, next_poll - time.monotonic())))
+                        while True:
+                            self._handle(*self._events.get_nowait())
                 elif self._exhausted or self._closing:
                     break
             self._flush()
@@ -223,15 +227,6 @@ class _Batch:
         finally:
             self.engine.abort([live.request_id for live in self._live if live.request_id])
             self._answers.close()
-
-    def _handle_events(self, until: float) -> None:
-        """Wait for the first event, then take all that are there."""
-        try:
-            self._handle(*self._events.get(timeout=max(0.0, until - time.monotonic())))
-            while True:
-                self._handle(*self._events.get_nowait())
-        except Empty:
-            pass
 
     def _handle(self, live: _Live, event: Callable[[], None]) -> None:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import IO, Any
 
 import pyarrow as pa
@@ -88,6 +89,7 @@ def fill_table(model: type[models.Model], file: IO[bytes]) -> int:
     return n_rows
 
 
+_JSON = partial(json.dumps, ensure_ascii=False, separators=(",", ":"))
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd")
 
 
@@ -133,7 +135,7 @@ def _column(field: Any) -> Column:
     if isinstance(target, models.BinaryField):
         return Column(field.attname, pa.large_binary(), bytes, bytes)
     if isinstance(target, models.JSONField):
-        return Column(field.attname, pa.large_string(), _json, json.loads)
+        return Column(field.attname, pa.large_string(), _JSON, json.loads)
     if isinstance(target, models.UUIDField | models.GenericIPAddressField):
         return Column(field.attname, pa.large_string(), str, target.to_python)
     for kinds, type in _SIMPLE:
@@ -147,10 +149,6 @@ def _column(field: Any) -> Column:
 
 def _as_it_is(value: Any) -> Any:
     return value
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 ACCESS_TABLES = ("rollouts_apitoken", "rollouts_sharelink", "rollouts_invitation", "django_session")

@@ -1,7 +1,7 @@
 """Many rows at once: primary keys known before the insert, objects made and inserted without a look at each value."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from operator import attrgetter, itemgetter
 from typing import Any, TypeVar
 
@@ -62,7 +62,7 @@ def insert_whole(objects: Sequence[models.Model]) -> None:
     fields = objects[0]._meta.concrete_fields
     connection = connections[DEFAULT_DB_ALIAS]  # not the proxy: it is asked for each value
     prepared = [
-        (n, field.to_bytes if isinstance(field, ArrayField) else _preparer(field, connection))
+        (n, field.to_bytes if isinstance(field, ArrayField) else partial(field.get_db_prep_save, connection=connection))
         for n, field in enumerate(fields)
         if isinstance(field, ArrayField | models.JSONField | models.DateTimeField)
     ]
@@ -118,7 +118,7 @@ def change_whole(
     quote = connection.ops.quote_name
     meta: Any = model._meta
     fields = [meta.get_field(name) for name in names]
-    prepare = [_preparer(field, connection) for field in fields]
+    prepare = [partial(field.get_db_prep_save, connection=connection) for field in fields]
     columns = [quote(field.column) for field in fields]
     sets = ", ".join(f"{column} = {column} + %s" if add else f"{column} = %s" for column in columns)
     statement = f"UPDATE {quote(meta.db_table)} SET {sets} WHERE {quote(meta.pk.column)} = %s"
@@ -126,7 +126,3 @@ def change_whole(
         cursor.executemany(
             statement, [(*(make(value) for make, value in zip(prepare, row, strict=False)), row[-1]) for row in rows]
         )
-
-
-def _preparer(field: Any, connection: Any) -> Callable[[Any], Any]:
-    return lambda value: field.get_db_prep_save(value, connection)

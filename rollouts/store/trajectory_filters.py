@@ -9,7 +9,7 @@ from rollout_inspector.diagnose.finding import Severity
 from rollouts.store import models
 from rollouts.store.parameters import CommentsName, Count, KindName, MutedName, SeverityName, StatusName, Text, YesNo
 from rollouts.store.runs.muted import rules_of
-from rollouts.store.trajectories.seen import seen_in_run
+from rollouts.store.trajectories.comments import seen_in_run
 
 
 class FilterInput(NamedTuple):

@@ -1,13 +1,11 @@
 """Heartbeats: a thread writes the heartbeat of work and reads its cancel flag, so no work waits for the database."""
 
-from __future__ import annotations
-
 import logging
 import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 from celery import signals
 from celery.utils.nodenames import worker_direct
@@ -29,7 +27,7 @@ class Heartbeat:
         self.cancelled = threading.Event()
         self._thread = threading.Thread(target=self._watch, name=f"heartbeat-{name}", daemon=True)
 
-    def __enter__(self) -> Heartbeat:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 

@@ -25,7 +25,7 @@ from rollouts.store.jobs.shards import (
 from rollouts.store.models import Job
 from rollouts.store.outages import is_outage, said_of
 from rollouts.store.people.access import EVERYTHING
-from rollouts.store.runs.pushed_figures import COUNT_SECONDS, count_due
+from rollouts.store.runs.policy_versions import COUNT_SECONDS, count_due
 from rollouts.store.runs.runs import find_run
 from rollouts.worker.heartbeat import Heartbeat, queues_of, repeat
 
@@ -86,7 +86,10 @@ def _work_on(job: Job, tell: Callable[[Job], object], share: bool) -> None:
     kind = kind_of(job)
     try:
         if job.attempt > MAX_ATTEMPTS:
-            raise Refusal(_too_many_attempts(job))
+            raise Refusal(
+                f"It was tried {MAX_ATTEMPTS} times. The last time it broke off: {job.error}" if job.error
+                else f"{MAX_ATTEMPTS} workers were lost at it, so it is not tried again by itself."
+            )
         with Heartbeat(f"job-{job.pk}", partial(touch_job, job), HEARTBEAT_SECONDS):
             if job.whole_id is not None:
                 _do_shard(job, tell)
@@ -152,12 +155,6 @@ def _end_shard(shard: Job, status: str, error: str, **fields: Any) -> None:
     """End a shard. A worker is sent where it was the last one, or where it failed."""
     if (whole := end_shard(shard, status, error, **fields)) is not None:
         send_task(DO_JOB, whole.pk)  # if the broker does not answer, the clock sends it
-
-
-def _too_many_attempts(job: Job) -> str:
-    if job.error:
-        return f"It was tried {MAX_ATTEMPTS} times. The last time it broke off: {job.error}"
-    return f"{MAX_ATTEMPTS} workers were lost at it, so it is not tried again by itself."
 
 
 def _fail(job: Job, sentence: str, remedy: Remedy | None = None) -> None:

@@ -26,20 +26,17 @@ from rollouts.sampling.environments import ENVIRONMENTS, Task
 from rollouts.sampling.loop import Callbacks, RolloutJob, RolloutLimits, run_batch
 from rollouts.store.chat_templates.chat_templates import faults_in
 from rollouts.store.chat_templates.tokenizers import load_tokenizer
-from rollouts.store.jobs.activity import is_active
+from rollouts.store.jobs.jobs import is_active
 from rollouts.store.models import ChatTemplate, Run, StoredTrajectory
-from rollouts.store.outages import is_outage, said_of
-from rollouts.store.people.projects import project_or_default
+from rollouts.store.outages import is_outage, said_of, try_again
+from rollouts.store.people.members import project_or_default
 from rollouts.store.runs.launched_runs import adopt_orphans, begin, count_queued, hand_back, running_launches, settle
 from rollouts.store.runs.runs import beat, find_run, get_run, is_cancelled
 from rollouts.store.trajectories.launched_trajectories import lease_trajectories, release_trajectories, renew_lease
 from rollouts.store.trajectories.trajectories import load_trajectory
 from rollouts.worker.heartbeat import Heartbeat, queues_of, repeat, shutting_down
-from rollouts.worker.lease_prefetch import LeasePrefetcher
-from rollouts.worker.retry import try_again
-from rollouts.worker.run_storage import StorageBatch
-from rollouts.worker.storage_process import NotStored, StorageClient, close_idle
-from rollouts.worker.write_behind import Saved, WriteBehind
+from rollouts.worker.lease_prefetch import LeasePrefetcher, Saved, WriteBehind
+from rollouts.worker.storage_process import NotStored, StorageBatch, StorageClient, close_idle
 
 if TYPE_CHECKING:
     from rollout_inspector.diagnose.finding import Finding
@@ -211,7 +208,9 @@ class _Work:
                 self.leased[trajectory.pk] = trajectory
             # Another attempt may have begun the trajectory: the steps that it stored are not sampled again.
             steps = try_again(partial(load_trajectory, trajectory)).steps if trajectory.n_steps else ()
-            jobs.append(RolloutJob(trajectory.pk, _task(trajectory), trajectory.seed, steps, self._start))
+            assert trajectory.task is not None
+            task = Task(**json.loads(trajectory.task.body))
+            jobs.append(RolloutJob(trajectory.pk, task, trajectory.seed, steps, self._start))
         return jobs
 
     def _write(self, steps: Sequence[Saved], ends: Sequence[TrajectoryEnd]) -> None:
@@ -270,11 +269,6 @@ def _context(run: Run, tokenizer: LoadedTokenizer) -> Context:
     return replace(prompts, rows=rows[0]) if rows else prompts
 
 
-def _task(trajectory: StoredTrajectory) -> Task:
-    assert trajectory.task is not None
-    return Task(**json.loads(trajectory.task.body))
-
-
 # -- the life of an engine worker --------------------------------------------------------------------------------------
 
 
@@ -284,6 +278,7 @@ def close_engines() -> None:
     close_idle()
 
 
+signals.worker_shutdown.connect(lambda **_: close_engines(), weak=False)
 ADOPT_SECONDS = 5.0
 _registered: set[str] = set()  # The models whose tokenizers this worker has registered.
 
@@ -331,8 +326,3 @@ def ask_to_share(models: Collection[str], own_queue: str) -> Run | None:
             broker.send_task(broker.RUN_ROLLOUTS, run.pk, own_queue)
             return run
     return None
-
-
-@signals.worker_shutdown.connect
-def _close(**_: Any) -> None:
-    close_engines()

@@ -7,20 +7,89 @@ The process ends with its worker, because the pipe closes. What it has received 
 
 import logging
 import threading
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.connection import Connection
 
 from django.conf import settings
 from django.db import connection
 
+from rollout_inspector.diagnose import Diagnosis
 from rollout_inspector.diagnose.trajectory_end import TrajectoryEnd
 from rollout_inspector.refusal import Refusal
+from rollout_inspector.streams.trajectory import FORKED, Step, Trajectory
 from rollout_inspector.text.processes import PipedProcess, ProcessEnded, pipe_to_parent
 from rollouts.sampling.engines import reason
-from rollouts.store.outages import is_outage, said_of
-from rollouts.worker.retry import OUTAGE_PAUSES, try_again
-from rollouts.worker.run_storage import RunStorage, StorageBatch
+from rollouts.store.models import StoredTrajectory
+from rollouts.store.outages import OUTAGE_PAUSES, is_outage, said_of, try_again
+from rollouts.store.runs.forks import find_fork
+from rollouts.store.runs.runs import get_run
+from rollouts.store.token_arrays.reading import fork_prefix
+from rollouts.store.trajectories.launched_trajectories import fail_trajectory, finish_trajectories, save_steps
+from rollouts.store.trajectories.retokenized import keep_retokenized
+from rollouts.store.trajectories.trajectories import load_trajectory, trajectories_by_key
+
+
+@dataclass(frozen=True, eq=False)
+class StorageBatch:
+    """What is stored in one go. A batch that was stored already changes nothing."""
+
+    run: int  # Primary key of the run.
+    steps: Sequence[tuple[int, int, Step]]  # (trajectory key, step index, step).
+    ends: Sequence[TrajectoryEnd]
+
+
+class RunStorage:
+    """Stores one run. Steps stay in memory until their trajectory ends, so that they need not be read back."""
+
+    def __init__(self, run_id: int) -> None:
+        self.run_id = run_id
+        self._run = get_run(run_id)
+        fork = find_fork(self._run)
+        self._prefix = None if fork is None else fork_prefix(fork)
+        self._steps: dict[int, list[Step]] = {}
+
+    def write(self, batch: StorageBatch) -> None:
+        """Store a batch. A batch that was stored already changes nothing."""
+        save_steps(batch.steps, self._prefix)
+        for key, index, step in batch.steps:
+            steps = self._steps.setdefault(key, [])
+            if index == len(steps):
+                steps.append(step)
+        for end in batch.ends:
+            if end.error:
+                fail_trajectory(end)
+        # The ends of deleted trajectories and of other attempts are dropped.
+        ends = [end for end in batch.ends if not end.error]
+        records = {record.pk: record for record in trajectories_by_key([end.key for end in ends])}
+        ours = [end for end in ends if end.key in records and records[end.key].attempt == end.attempt]
+        diagnoses = {end.key: self._diagnosis(records[end.key], end) for end in ours}
+        ended = finish_trajectories(
+            [replace(end, findings=diagnoses[end.key].findings, checks=diagnoses[end.key].checks) for end in ours]
+        )
+        keep_retokenized(self._run, [(key, diagnoses[key].again) for key in sorted(ended)])
+        for end in batch.ends:
+            self._steps.pop(end.key, None)
+
+    def _diagnosis(self, record: StoredTrajectory, end: TrajectoryEnd) -> Diagnosis:
+        from rollouts.jobs.diagnosis import diagnosis_for
+
+        steps = self._steps.get(end.key, [])
+        if len(steps) != record.n_steps:
+            # An earlier attempt or an earlier process stored the first steps.
+            steps = list(load_trajectory(record).steps)
+        value = Trajectory(
+            external_id=record.external_id,
+            steps=tuple(steps),
+            rows=end.rows or (),
+            reward=end.reward,
+            stop_reason=end.stop_reason,
+            group=record.group,
+            extra={name: self._run.settings[name] for name in (FORKED,) if name in self._run.settings},
+        )
+        return diagnosis_for(value, self._run)
+
 
 log = logging.getLogger(__name__)
 
@@ -67,17 +136,6 @@ def take() -> StorageProcess:
         if _idle:
             return _idle.pop()
     return StorageProcess()
-
-
-def give_back(storage: StorageProcess) -> None:
-    """Keep a process warm for the next run."""
-    try:
-        storage.forget()
-    except ProcessEnded:
-        storage.close()
-        return
-    with _lock:
-        _idle.append(storage)
 
 
 def close_idle() -> None:
@@ -139,17 +197,22 @@ class StorageClient:
             except (OSError, MemoryError) as error:  # no process can be started
                 raise StorageOutage(f"Results could not be stored. {reason(error)}") from error
 
-        def with_other_processes() -> None:
-            try_again(once, lambda error: isinstance(error, ProcessEnded), DEATH_PAUSES, self._should_stop)
-
-        try_again(
-            with_other_processes, lambda error: isinstance(error, StorageOutage), OUTAGE_PAUSES, self._should_stop
+        with_others = partial(
+            try_again, once, lambda error: isinstance(error, ProcessEnded), DEATH_PAUSES, self._should_stop
         )
+        try_again(with_others, lambda error: isinstance(error, StorageOutage), OUTAGE_PAUSES, self._should_stop)
 
     def close(self) -> None:
-        if self._storage is not None:
-            give_back(self._storage)
-            self._storage = None
+        """Keep the process warm for the next run."""
+        storage, self._storage = self._storage, None
+        if storage is not None:
+            try:
+                storage.forget()
+            except ProcessEnded:
+                storage.close()
+                return
+            with _lock:
+                _idle.append(storage)
 
 
 # -- in the process ----------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from rollout_inspector.client.adapters.stream import RolloutStream
 from rollout_inspector.client.adapters.trl import TrlStream
 from rollout_inspector.streams.trajectory import Trajectory
 from rollouts.store.models import Run
-from rollouts.store.people.api_keys import create_api_key
+from rollouts.store.people.shares import create_api_key
 from rollouts.store.trajectories.trajectories import load_trajectory
 from tests.adapters.conftest import FakeServer
 from tests.conftest import ROOT, missing

@@ -9,7 +9,7 @@ from django.contrib.auth import get_user_model
 from django.test import Client
 
 from rollouts.store.models import ApiToken, Membership, Project, Role, Run, default_project
-from rollouts.store.people.api_keys import create_api_key
+from rollouts.store.people.shares import create_api_key
 from tests.web.trajectory_samples import Maker
 
 Ask = Callable[..., Any]

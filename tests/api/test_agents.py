@@ -22,7 +22,7 @@ from rollout_inspector.commands import agent_tools, mcp as agents
 from rollout_inspector.commands.agent_tools import VALUES, AgentTools, ToolRefused, tools_of
 from rollout_inspector.commands.fence import MAX_CONTENT, NOTE, answer_text, fenced, metadata, shown_text
 from rollout_inspector.diagnose.gap.report import gap_report
-from rollouts.gallery.training_runs import STEPS, TRAINING_RUNS, TrainingRun
+from rollouts.gallery import STEPS, TRAINING_RUNS, TrainingRun
 from rollouts.jobs import gallery
 from rollouts.store.jobs.jobs import ask_job
 from rollouts.store.models import Job, Run, default_project

@@ -19,7 +19,7 @@ from rollout_inspector.formats import limits
 from rollouts.jobs import push_process as pushes
 from rollouts.jobs.push_process import PushAnswer, PushedBody
 from rollouts.store.models import Run
-from rollouts.store.people.api_keys import create_api_key
+from rollouts.store.people.shares import create_api_key
 from rollouts.store.runs.runs import create_run
 from tests.attack.hostile_bodies import BODIES, own_line
 from tests.conftest import wait_until

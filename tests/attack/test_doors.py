@@ -25,7 +25,7 @@ from rollouts.jobs import pushes
 from rollouts.jobs.exports.reproduce import script
 from rollouts.store.models import Run
 from rollouts.store.people.accounts import local_user
-from rollouts.store.people.api_keys import create_api_key
+from rollouts.store.people.shares import create_api_key
 from rollouts.store.runs.runs import create_run
 from tests.faults import SmallDisk
 from tests.people import make_member

@@ -19,8 +19,7 @@ from rollouts.jobs.exports.reproduce import script
 from rollouts.store.chat_templates.tokenizers import files_of
 from rollouts.store.models import Run, StoredTrajectory
 from rollouts.store.people.accounts import local_user
-from rollouts.store.people.api_keys import create_api_key
-from rollouts.store.people.shares import create_share
+from rollouts.store.people.shares import create_api_key, create_share
 from rollouts.store.runs.runs import create_run, end_active_run, end_run, fail_run
 from rollouts.store.text import without_paths
 from tests.samples.credentials import API, LOGIN, PASSWORD, RECORDER, SESSION, SHARE, TOKENS

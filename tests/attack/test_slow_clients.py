@@ -22,7 +22,7 @@ from inspector.server.web_worker import awaits_body
 from rollouts.jobs.exports import exports
 from rollouts.store import files
 from rollouts.store.models import Job, Run
-from rollouts.store.people.api_keys import create_api_key
+from rollouts.store.people.shares import create_api_key
 from rollouts.store.runs.runs import create_run
 from tests.attack import slow_clients
 from tests.conftest import ROOT, database_url, wait_until

@@ -37,7 +37,7 @@ from rollouts.store.runs.imports import imported
 from rollouts.store.runs.runs import create_run, end_run, start_run
 from rollouts.store.trajectories import token_segments
 from rollouts.store.trajectories.findings import replace_findings
-from rollouts.store.trajectories.pushed_trajectories import add_new_trajectories
+from rollouts.store.trajectories.save_trajectories import add_new_trajectories
 from rollouts.worker import jobs
 from tests import faults
 from tests.conftest import ModelGate, wait_until

@@ -8,8 +8,7 @@ from django.test import Client
 
 from inspector.server.logs import TextLineFormatter
 from rollouts.store.models import ApiToken, Role, Run, ShareLink
-from rollouts.store.people.api_keys import create_api_key
-from rollouts.store.people.shares import create_share
+from rollouts.store.people.shares import create_api_key, create_share
 from rollouts.store.runs.runs import create_run
 from tests.people import make_member
 

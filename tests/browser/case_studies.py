@@ -12,7 +12,7 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from rollouts.gallery.training_runs import TRAINING_RUNS
+from rollouts.gallery import TRAINING_RUNS
 from tests.browser.screenshots import ROOT, manage, start
 
 FOLDER = ROOT / "docs" / "case-studies"

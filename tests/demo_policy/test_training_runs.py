@@ -11,7 +11,7 @@ from rollout_inspector.diagnose.gap.causes import causes_of
 from rollout_inspector.diagnose.gap.tokens import GapCollector
 from rollout_inspector.formats import Source, read
 from rollout_inspector.streams.trajectory import Trajectory
-from rollouts.gallery.training_runs import STEPS, TRAINING_RUNS, TrainingRun
+from rollouts.gallery import STEPS, TRAINING_RUNS, TrainingRun
 from rollouts.jobs import gallery
 from rollouts.jobs.gap_reports import read_gap
 from rollouts.store.models import Run

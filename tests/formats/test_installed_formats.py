@@ -106,7 +106,7 @@ from django.core.management import call_command
 from django.test import Client
 from rollout_inspector.formats import FORMATS, Source
 from rollouts.store.models import Run
-from rollouts.store.people.api_keys import create_api_key
+from rollouts.store.people.shares import create_api_key
 from rollouts.store.runs.runs import create_run
 from tests.people import make_member
 

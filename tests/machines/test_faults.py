@@ -11,7 +11,7 @@ import pytest
 
 from rollout_inspector.client.client import Client
 from rollouts.store.models import Run, WorkStatus
-from rollouts.store.people.api_keys import create_api_key
+from rollouts.store.people.shares import create_api_key
 from tests.conftest import database_url, wait_until
 from tests.faults import children_of
 from tests.machines.conftest import Browser, Machines

@@ -8,7 +8,7 @@ from django.apps import apps
 from django.contrib.auth import get_user_model
 
 from rollouts.store.models import Run
-from rollouts.store.people.api_keys import create_api_key
+from rollouts.store.people.shares import create_api_key
 from tests.machines.conftest import Browser, Machines, is_apart
 from tests.samples.machine_work import has_ended, jobs_done, launched
 

@@ -20,7 +20,7 @@ from rollout_inspector.opened.index import FileIndex
 from rollout_inspector.streams.trajectory import Row, Trajectory, ids_array
 from rollouts.jobs import opened
 from rollouts.store.models import Run, default_project
-from rollouts.store.runs.opened import add_opened, opened_run
+from rollouts.store.runs.imports import add_opened, opened_run
 from rollouts.store.runs.runs import end_run
 from rollouts.store.trajectories.trajectories import load_trajectory
 from tests.api.conftest import member_of, token_for

@@ -34,9 +34,8 @@ from rollouts.store.models import (
     ScoredColumn, ShareLink, StepTokens, StoredTrajectory, TrajectoryDamage
 )
 from rollouts.store.people.accounts import local_user
-from rollouts.store.people.api_keys import create_api_key
 from rollouts.store.people.members import invite
-from rollouts.store.people.shares import create_share
+from rollouts.store.people.shares import create_api_key, create_share
 from rollouts.store.runs.runs import create_run, delete_run
 from rollouts.store.token_arrays.stores import SegmentTokens
 from rollouts.store.trajectories.save_trajectories import save_trajectories

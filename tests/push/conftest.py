@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from rollouts.store.models import Run
-from rollouts.store.people.api_keys import create_api_key
+from rollouts.store.people.shares import create_api_key
 from rollouts.store.runs.runs import create_run
 from tests.people import make_member
 

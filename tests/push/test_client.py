@@ -16,7 +16,7 @@ import pytest
 
 from rollout_inspector.client import client
 from rollouts.store.models import Run
-from rollouts.store.people.api_keys import create_api_key
+from rollouts.store.people.shares import create_api_key
 from rollouts.store.trajectories.trajectories import load_trajectory
 from tests.people import make_member
 from tests.push.conftest import call, episodes

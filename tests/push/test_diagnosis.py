@@ -11,7 +11,7 @@ from rollouts.store.chat_templates.tokenizers import register_tokenizer
 from rollouts.store.jobs.jobs import ask_job
 from rollouts.store.models import Run
 from rollouts.store.runs.runs import create_run
-from rollouts.store.trajectories.pushed_trajectories import add_new_trajectories
+from rollouts.store.trajectories.save_trajectories import add_new_trajectories
 from rollouts.worker.jobs import do_job
 
 pytestmark = pytest.mark.django_db

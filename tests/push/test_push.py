@@ -17,8 +17,7 @@ from inspector.api import push_views as views
 from rollout_inspector.formats import FORMATS, Rejected
 from rollouts.jobs import pushes
 from rollouts.store.models import ApiToken, Run
-from rollouts.store.people.api_keys import find_api_key
-from rollouts.store.people.shares import revoke
+from rollouts.store.people.shares import find_api_key, revoke
 from rollouts.store.runs.runs import create_run
 from rollouts.store.trajectories.trajectories import load_trajectory
 from rollouts.worker.jobs import do_job

@@ -8,7 +8,7 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from rollouts.store.models import ApiToken
-from rollouts.store.people.api_keys import find_api_key
+from rollouts.store.people.shares import find_api_key
 from tests.people import make_member
 
 pytestmark = pytest.mark.django_db

@@ -12,8 +12,8 @@ from aiohttp import web
 
 from rollout_inspector.diagnose import examine
 from rollouts.recorder import wire, writer
-from rollouts.recorder.dialects import DIALECTS
-from rollouts.recorder.session_names import Caller, SessionNames, session_of_key
+from rollouts.recorder.sessions import Caller, SessionNames, session_of_key
+from rollouts.recorder.wire import DIALECTS
 from rollouts.store.models import Run
 from rollouts.store.trajectories.trajectories import load_trajectory
 from tests.recorder.harness import FakeServer, RecorderSetup, play

@@ -12,8 +12,8 @@ from django.db import OperationalError
 from yarl import URL
 
 from rollout_inspector import formats
-from rollouts.recorder import proxy, room, wire, writer
-from rollouts.recorder.room import Room
+from rollouts.recorder import proxy, wire, writer
+from rollouts.recorder.proxy import Room
 from rollouts.store.models import Run, StoredTrajectory
 from rollouts.store.runs.runs import cancel_run
 from rollouts.store.trajectories.trajectories import load_trajectory
@@ -411,7 +411,7 @@ class TestWhatGoesWrong:
         assert not isinstance(value, formats.Rejected) and len(value.steps) == 2 and value.external_id == "s"
 
     def test_more_calls_than_there_is_room_wait_and_are_stored(self, run: Run, record: Any, monkeypatch: Any) -> None:
-        monkeypatch.setattr(room, "MAX_CALLS", 2)
+        monkeypatch.setattr(proxy, "MAX_CALLS", 2)
 
         async def scenario(setup: RecorderSetup) -> None:
             await asyncio.gather(*(setup.chat("hi", session=f"s{n}") for n in range(40)))
@@ -424,7 +424,7 @@ class TestWhatGoesWrong:
         self, broken: bool, run: Run, record: Any, monkeypatch: Any
     ) -> None:
         """Each request is larger than the room: it passes alone. What breaks off gives its room back."""
-        monkeypatch.setattr(room, "MAX_BYTES", 1000)
+        monkeypatch.setattr(proxy, "MAX_BYTES", 1000)
         most, take = [], Room.take
 
         async def watched(self: Room, n_bytes: int) -> None:

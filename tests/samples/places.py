@@ -19,9 +19,8 @@ from rollouts.jobs import template_checks
 from rollouts.store.chat_templates.chat_templates import register_chat_template
 from rollouts.store.chat_templates.tokenizers import register_tokenizer
 from rollouts.store.models import ApiToken, Job, LoginSession, Project, Role, Run, ScoredColumn
-from rollouts.store.people.api_keys import create_api_key
 from rollouts.store.people.members import invite
-from rollouts.store.people.shares import create_share
+from rollouts.store.people.shares import create_api_key, create_share
 from rollouts.store.runs.alarms import set_limit
 from rollouts.store.runs.muted import mute
 from rollouts.store.trajectories.comments import add_comment

@@ -18,7 +18,7 @@ from rollout_inspector.streams.trajectory import Trajectory
 from rollouts.jobs.imports import imports
 from rollouts.store import models
 from rollouts.store.chat_templates.tokenizers import load_tokenizer, register_tokenizer
-from rollouts.store.runs import rejections
+from rollouts.store.runs import imports as stored_imports
 from rollouts.store.runs.runs import cancel_run, create_run
 from rollouts.store.trajectories.rows import row_window
 from rollouts.store.trajectories.trajectories import load_trajectory
@@ -201,7 +201,7 @@ def test_files_of_one_name_are_told_apart_by_their_folders(run: models.Run, tmp_
 
 
 def test_only_so_many_rejections_are_kept_and_all_are_counted(run: models.Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rejections, "MAX_REJECTIONS", 10)
+    monkeypatch.setattr(stored_imports, "MAX_REJECTIONS", 10)
     imports.import_files(run, [Source.of_bytes(jsonl(CALL, *[b"{"] * 250))])
     assert (run.n_rejected, run.rejections.count(), run.n_trajectories) == (250, 10, 1)
 

@@ -36,7 +36,7 @@ from rollouts.store.models import StoredStep, TokenSegment
 from rollouts.store.outages import is_outage
 from rollouts.store.runs import runs
 from rollouts.store.runs.runs import create_run, delete_run, end_run
-from rollouts.store.token_arrays import STORES, TokenItem, group_cache, segment_file
+from rollouts.store.token_arrays import STORES, TokenItem, segment_file
 from rollouts.store.token_arrays.items import COLUMNS, ROW_ARRAYS, STEP_ARRAYS
 from rollouts.store.trajectories import token_moves as array_moves, token_segments, trajectory_parts
 from rollouts.store.trajectories.launched_trajectories import save_steps
@@ -132,9 +132,9 @@ def test_a_window_reads_one_range_and_the_cache_keeps_it(run: models.Run, monkey
     records = save(run, [chain(f"t{n}", 6, n) for n in range(20)])
     (key,) = segment_keys(run)
     opened: list[str] = []
-    real = group_cache.read_column
+    real = segment_file.read_column
     monkeypatch.setattr(
-        group_cache, "read_column", lambda file, group, name: opened.append(group) or real(file, group, name)
+        segment_file, "read_column", lambda file, group, name: opened.append(group) or real(file, group, name)
     )
     whole = pq.ParquetFile(io.BytesIO(files.read_range(key, 0, files.size(key))))
     row_window(records[7], 0, 0, 10)

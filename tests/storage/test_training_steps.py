@@ -14,12 +14,11 @@ from django.utils import timezone
 from rollout_inspector.diagnose.gap.figures import GapFigures
 from rollouts.store.jobs.jobs import ask_job
 from rollouts.store.models import Job, PushedFigures, Run, TrainingStepFigures
-from rollouts.store.runs import policy_versions, pushed_figures
-from rollouts.store.runs.policy_versions import over_versions, take_policy_versions
-from rollouts.store.runs.pushed_figures import count_due
+from rollouts.store.runs import policy_versions
+from rollouts.store.runs.policy_versions import count_due, over_versions, take_policy_versions
 from rollouts.store.runs.runs import create_run
 from rollouts.store.runs.training_steps import over_training, take_training_steps
-from rollouts.store.trajectories.pushed_trajectories import add_new_trajectories, note_pushed_diagnosed
+from rollouts.store.trajectories.save_trajectories import add_new_trajectories, note_pushed_diagnosed
 from rollouts.worker.jobs import do_job
 from tests.samples.training_steps import save, world
 from tests.storage.build import chain
@@ -101,7 +100,7 @@ def test_a_count_whose_worker_was_lost_is_made_again_and_what_came_meanwhile_is_
         raise ConnectionError
 
     with monkeypatch.context() as patched:
-        patched.setattr(pushed_figures, "take_training_steps", lost)
+        patched.setattr(policy_versions, "take_training_steps", lost)
         with pytest.raises(AssertionError, match="ConnectionError"):
             _diagnose(run)
     assert not over_training(run).steps and count_due() == 0
@@ -113,7 +112,7 @@ def test_a_count_whose_worker_was_lost_is_made_again_and_what_came_meanwhile_is_
             add_new_trajectories(run, made[6:])
             note_pushed_diagnosed(run, run.trajectories.order_by("-pk")[0].pk)
 
-    monkeypatch.setattr(pushed_figures, "take_training_steps", meanwhile)
+    monkeypatch.setattr(policy_versions, "take_training_steps", meanwhile)
     assert count_due() == 1 and len(over_training(run).steps) == 2
     wait(run)
     assert count_due() == 1 and [line.trajectories for line in over_training(run).steps] == [4] * 4
@@ -204,7 +203,7 @@ def test_versions_of_pushed_data_are_counted_when_it_is_diagnosed() -> None:
 
 
 def test_versions_far_back_in_a_large_run_wait_for_its_diagnosis(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pushed_figures, "MAX_PLACES", 5)
+    monkeypatch.setattr(policy_versions, "MAX_PLACES", 5)
     run = create_run(Run.Kind.IMPORT, "pushed")
     made = [replace(one, steps=tuple(replace(s, policy_version=v) for s in one.steps))
             for one, v in zip(world(2), "111222333", strict=True)]

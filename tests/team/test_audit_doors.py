@@ -17,7 +17,7 @@ from rollouts.jobs.storage import retention
 from rollouts.store.models import ApiToken, AuditEvent, Job, Project, Role, Run
 from rollouts.store.people import activity_log
 from rollouts.store.people.activity_log import Action
-from rollouts.store.people.api_keys import create_api_key
+from rollouts.store.people.shares import create_api_key
 from tests.push.conftest import episodes
 from tests.samples.pages import form_of
 from tests.team.conftest import person

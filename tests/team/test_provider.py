@@ -17,7 +17,7 @@ from django.test import Client
 
 from inspector.team import provider
 from rollouts.store.models import AuditEvent, ExternalIdentity, Membership, Project
-from rollouts.store.people.identities import account_of, is_allowed
+from rollouts.store.people.accounts import account_of, is_allowed
 from tests.conftest import wait_until
 from tests.ports import HeldPort
 from tests.team.conftest import PASSWORD, person

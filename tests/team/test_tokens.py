@@ -12,7 +12,7 @@ from django.test import Client
 from django.utils import timezone
 
 from rollouts.store.models import ApiToken, AuditEvent, Membership, Project, Role
-from rollouts.store.people.api_keys import api_key_fault, create_api_key, find_api_key
+from rollouts.store.people.shares import api_key_fault, create_api_key, find_api_key
 from tests.team.conftest import person
 
 pytestmark = pytest.mark.django_db

@@ -6,7 +6,7 @@ import pytest
 from django.test import Client
 
 from rollouts.store.models import AuditEvent, Project, Role, Run
-from rollouts.store.runs.tags import MAX_TAGS, add_tags
+from rollouts.store.runs.runs import MAX_TAGS, add_tags
 from tests.people import make_member
 from tests.web.samples import HOSTILE, one_line, stored_run
 

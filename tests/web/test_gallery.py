@@ -16,8 +16,7 @@ from django.utils.html import escape
 
 from rollout_inspector.diagnose.kinds import KINDS
 from rollout_inspector.formats import Source, read
-from rollouts.gallery import BUNDLE, CLEAN, EXAMPLES, MISSING
-from rollouts.gallery.training_runs import TRAINING_RUNS
+from rollouts.gallery import BUNDLE, CLEAN, EXAMPLES, MISSING, TRAINING_RUNS
 from rollouts.jobs import gallery, launch
 from rollouts.store.models import Job, Project, Retokenized, Run, StoredTrajectory, Tokenizer
 from rollouts.worker.jobs import do_job

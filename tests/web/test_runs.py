@@ -21,7 +21,7 @@ from rollout_inspector.diagnose.finding import Cost, Severity
 from rollout_inspector.diagnose.kinds import KINDS
 from rollout_inspector.diagnose.trajectory_end import TrajectoryEnd
 from rollouts.store.chat_templates.tokenizers import register_tokenizer
-from rollouts.store.jobs.activity import JOB_SILENT_SECONDS
+from rollouts.store.jobs.jobs import JOB_SILENT_SECONDS
 from rollouts.store.models import Job, Rejection, Run, StoredTrajectory
 from rollouts.store.runs import figures
 from rollouts.store.runs.runs import create_run, end_run, start_run, take_figures

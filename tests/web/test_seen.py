@@ -6,7 +6,7 @@ from django.test import Client
 from rollouts.store.models import Role, Run, Seen, StoredTrajectory
 from rollouts.store.people.shares import create_share
 from rollouts.store.runs.runs import delete_run
-from rollouts.store.trajectories.seen import mark_seen
+from rollouts.store.trajectories.comments import mark_seen
 from tests.people import make_member
 from tests.web.samples import one_line
 from tests.web.trajectory_samples import Maker

@@ -32,13 +32,14 @@ from rollouts.sampling.engines.scripted import ScriptedEngine
 from rollouts.store import files, models
 from rollouts.store.chat_templates.chat_templates import register_chat_template
 from rollouts.store.jobs import jobs as job_services
-from rollouts.store.jobs.activity import is_active, is_silent
 from rollouts.store.jobs.job_queue import take_engine_job, take_next_job
-from rollouts.store.jobs.jobs import JOB_KINDS, Beat, JobKind, adopt_jobs, ask_job, cancel_job, end_job, take_job
+from rollouts.store.jobs.jobs import (
+    JOB_KINDS, Beat, JobKind, adopt_jobs, ask_job, cancel_job, end_job, is_active, is_silent, take_job
+)
 from rollouts.store.models import Job, Replay, Run, TemplateCheck
 from rollouts.store.runs.alarms import set_webhook, take_alarms
 from rollouts.store.runs.runs import create_run, delete_run
-from rollouts.store.trajectories.pushed_trajectories import DIAGNOSED_TO, add_new_trajectories
+from rollouts.store.trajectories.save_trajectories import DIAGNOSED_TO, add_new_trajectories
 from rollouts.store.trajectories.trajectories import load_trajectories, trajectory_batches
 from rollouts.worker import jobs
 from tests.conftest import wait_until

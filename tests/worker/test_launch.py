@@ -29,7 +29,7 @@ from rollouts.jobs import warm_engines
 from rollouts.jobs.diagnosis import diagnose_run
 from rollouts.jobs.launch import LaunchRefused, LaunchSettings, can_resume, launch, resume, served_models
 from rollouts.jobs.replays import replay_context
-from rollouts.management.launches import is_served
+from rollouts.management.jobs import is_served
 from rollouts.sampling.engines import Engine, EngineError, Generation
 from rollouts.sampling.engines.engine_thread import EngineThread
 from rollouts.sampling.engines.scripted import ScriptedEngine

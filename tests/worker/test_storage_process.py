@@ -7,8 +7,7 @@ import pytest
 from rollout_inspector.diagnose.trajectory_end import TrajectoryEnd
 from rollout_inspector.text.processes import ProcessEnded
 from rollouts.worker import storage_process
-from rollouts.worker.run_storage import StorageBatch
-from rollouts.worker.storage_process import NotStored, StorageClient, StorageOutage
+from rollouts.worker.storage_process import NotStored, StorageBatch, StorageClient, StorageOutage
 
 FULL = "The database does not store results (database or disk is full)."
 Fails = Callable[[StorageBatch], Exception | None]

@@ -26,7 +26,7 @@ from rollouts.sampling.engines import ENGINES, EngineSpec
 from rollouts.sampling.engines.engine_owner import EngineOwner
 from rollouts.sampling.environments import ENVIRONMENTS
 from rollouts.store.models import Run
-from rollouts.store.people.projects import project_or_default
+from rollouts.store.people.members import project_or_default
 from rollouts.store.trajectories.trajectories import load_trajectories
 from rollouts.worker.run_rollouts import close_engines, work_on
 from tools.gpu_proof.bare import Measured, plan

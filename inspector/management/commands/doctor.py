@@ -24,7 +24,7 @@ from rollouts.store.database import refusal_of_old_database
 from rollouts.store.files.values import StorageDown
 from rollouts.store.jobs.jobs import old_jobs
 from rollouts.store.jobs.workload import workload
-from rollouts.store.people.sessions import expired_sessions
+from rollouts.store.people.accounts import expired_sessions
 
 
 class Command(TerminalCommand):

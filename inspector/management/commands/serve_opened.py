@@ -14,7 +14,7 @@ from rollouts.management.arguments import project_named
 from rollouts.store.chat_templates.chat_templates import register_chat_template
 from rollouts.store.chat_templates.tokenizers import find_tokenizer
 from rollouts.store.jobs.job_queue import take_next_job
-from rollouts.store.runs.opened import opened_run
+from rollouts.store.runs.imports import opened_run
 from rollouts.worker.jobs import work_on
 
 JOB_SECONDS = 0.5  # Pause before the next waiting job is looked for.

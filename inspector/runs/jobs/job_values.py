@@ -13,8 +13,7 @@ from rollout_inspector.refusal import Words, worded
 from rollouts.jobs import diagnosis
 from rollouts.jobs.broker import queue_of
 from rollouts.jobs.exports.exports import is_offered
-from rollouts.store.jobs.activity import is_active, is_silent
-from rollouts.store.jobs.jobs import JOB_KINDS, kind_of
+from rollouts.store.jobs.jobs import JOB_KINDS, is_active, is_silent, kind_of
 from rollouts.store.models import Job, Run
 from rollouts.worker.jobs import MAX_ATTEMPTS
 

@@ -25,8 +25,7 @@ from rollouts.jobs.replays import run_replays
 from rollouts.store import files
 from rollouts.store.chat_templates.tokenizers import tokenizer_named
 from rollouts.store.jobs import jobs
-from rollouts.store.jobs.activity import is_active
-from rollouts.store.jobs.jobs import ask_job, find_job, kind_of, refuse_opened
+from rollouts.store.jobs.jobs import ask_job, find_job, is_active, kind_of, refuse_opened
 from rollouts.store.models import Job, Run
 from rollouts.store.people import activity_log
 from rollouts.store.people.activity_log import Action

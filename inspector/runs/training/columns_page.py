@@ -17,8 +17,7 @@ from rollouts.jobs import rescore
 from rollouts.jobs.broker import send_job
 from rollouts.jobs.launch import served_models
 from rollouts.sampling.engines import scoring_engines
-from rollouts.store.jobs.activity import is_active
-from rollouts.store.jobs.jobs import latest_jobs
+from rollouts.store.jobs.jobs import is_active, latest_jobs
 from rollouts.store.models import Job, Run, ScoredColumn
 from rollouts.store.people.activity_log import Action, record
 from rollouts.store.runs.logprob_columns import (

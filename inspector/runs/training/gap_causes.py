@@ -8,7 +8,7 @@ from django.urls import reverse
 from inspector.web.twins import Page
 from rollout_inspector.diagnose.gap.cause_kinds import CAUSES
 from rollouts.store.models import Run
-from rollouts.store.runs.gap import NamedCause
+from rollouts.store.runs.logprob_columns import NamedCause
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class GapCauseValues(Page):
 
 
 def gap_causes(run: Run, named: Sequence[NamedCause]) -> list[GapCauseValues]:
-    """What pages show of the causes that :func:`rollouts.store.runs.gap.named_causes` has of a run."""
+    """What pages show of the causes that :func:`rollouts.store.runs.logprob_columns.named_causes` has of a run."""
     here, gap_page = reverse("run", args=[run.code]), reverse("run-gap", args=[run.code])
     return [
         GapCauseValues(

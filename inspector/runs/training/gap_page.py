@@ -21,8 +21,7 @@ from rollout_inspector.diagnose.gap.report import BY_CLASS, PARTS
 from rollout_inspector.streams.figures import percent_of
 from rollout_inspector.text.html.text import visible_text
 from rollouts.jobs.gap_reports import KIND, gap_key, why_no_columns, why_no_gap
-from rollouts.store.jobs.activity import is_active
-from rollouts.store.jobs.jobs import latest_jobs
+from rollouts.store.jobs.jobs import is_active, latest_jobs
 from rollouts.store.models import Job, Run
 
 

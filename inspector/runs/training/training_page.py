@@ -18,7 +18,7 @@ from rollout_inspector.diagnose.kinds import KINDS
 from rollout_inspector.diagnose.training_axis import axis_sentences
 from rollouts.store.models import Run
 from rollouts.store.runs.figures import worst_severities
-from rollouts.store.runs.gap import named_causes
+from rollouts.store.runs.logprob_columns import named_causes
 from rollouts.store.runs.muted import muted_in
 from rollouts.store.runs.policy_versions import PolicyVersionLine, has_versions, over_versions
 from rollouts.store.runs.training_steps import (

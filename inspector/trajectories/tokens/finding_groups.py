@@ -14,7 +14,7 @@ from inspector.trajectories.tokens.findings import SEVERITIES
 from rollout_inspector.diagnose.finding import Severity
 from rollouts.store.models import StoredTrajectory
 from rollouts.store.runs.figures import is_large
-from rollouts.store.runs.opened import OPENED
+from rollouts.store.runs.imports import OPENED
 from rollouts.store.trajectories.findings import KindPlace, places_of_kinds
 
 Entry = Mapping[str, Any]  # A finding with its addresses, as :attr:`Reader.findings` makes it.

@@ -14,7 +14,7 @@ from rollout_inspector.diagnose.kinds import title_of
 from rollout_inspector.streams.lanes import (
     REWRITES, Lane, LaneKind, LeavingPlace, Summary, Told, find_lanes, names_break, with_messages
 )
-from rollouts.store.jobs.activity import is_active
+from rollouts.store.jobs.jobs import is_active
 from rollouts.store.models import StoredTrajectory
 from rollouts.store.trajectories import trajectory_parts
 from rollouts.store.trajectories.trajectory_parts import RowSummary, StepSummary

@@ -32,7 +32,7 @@ from rollout_inspector.formats import lacks_of
 from rollout_inspector.streams.lanes import Lane
 from rollout_inspector.streams.trajectory import Floats, Origin, Tokens
 from rollout_inspector.text.html.tokens import Block, Marks, TokenPainter, foreign_tokens, painter_of
-from rollouts.store.jobs.activity import is_active
+from rollouts.store.jobs.jobs import is_active
 from rollouts.store.models import StoredTrajectory
 from rollouts.store.trajectories import engine_columns as beside
 from rollouts.store.trajectories.findings import worst_severity

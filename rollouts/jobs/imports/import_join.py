@@ -16,8 +16,7 @@ from rollouts.jobs.imports import import_shards, imports
 from rollouts.jobs.imports.trajectory_ids import MAX_NAME, Named, NamedPart, Names, packed, resolve, unpacked
 from rollouts.jobs.imports.uploads import drop_uploads
 from rollouts.store.database import reload, save_columns
-from rollouts.store.jobs.activity import is_active
-from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, Sharing, close_shards, end_job
+from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, Sharing, close_shards, end_job, is_active
 from rollouts.store.jobs.shards import is_cut, shards_of, unfinished_shards
 from rollouts.store.models import Job, Run
 from rollouts.store.outages import is_outage

@@ -22,11 +22,9 @@ from rollouts.jobs.imports.imports import FileImport, ImportCancelled, names_of,
 from rollouts.jobs.imports.trajectory_ids import MAX_NAME, hash_of, packed
 from rollouts.jobs.imports.uploads import file_of
 from rollouts.store.chat_templates.tokenizers import tokenizer_named
-from rollouts.store.jobs.activity import is_active
-from rollouts.store.jobs.jobs import Beat, JobLost, beat_job
+from rollouts.store.jobs.jobs import Beat, JobLost, beat_job, is_active
 from rollouts.store.models import Job, Run, new_code
-from rollouts.store.runs.imports import PROVISIONAL, beat_import, begin_parts, drop_range, imported
-from rollouts.store.runs.rejections import MAX_REJECTIONS
+from rollouts.store.runs.imports import MAX_REJECTIONS, PROVISIONAL, beat_import, begin_parts, drop_range, imported
 from rollouts.store.runs.runs import choose_tokenizer, find_run, start_run
 from rollouts.store.text import storable_text
 from rollouts.store.trajectories.trajectories import taken_ids

@@ -25,16 +25,15 @@ from rollouts.jobs.imports.uploads import drop_uploads, file_of, is_there, keep_
 from rollouts.store import models
 from rollouts.store.chat_templates.tokenizers import byte_table_of, tokenizer_named
 from rollouts.store.database import reload
-from rollouts.store.jobs.activity import is_active
-from rollouts.store.jobs.jobs import Beat, JobLost, ask_job, end_job
+from rollouts.store.jobs.jobs import Beat, JobLost, ask_job, end_job, is_active
 from rollouts.store.jobs.shards import hand_on_shards, open_shards, unfinished_shards
 from rollouts.store.models import Job
 from rollouts.store.people.activity_log import Action, record
 from rollouts.store.runs import runs
 from rollouts.store.runs.imports import (
-    begin_parts, drop_incomplete, end_import, failed_import_of, imported, note_imported, reject_file, set_bytes_total
+    add_rejections, begin_parts, drop_incomplete, end_import, failed_import_of, imported, list_rejections,
+    note_imported, reject_file, set_bytes_total
 )
-from rollouts.store.runs.rejections import add_rejections, list_rejections
 from rollouts.store.runs.runs import choose_tokenizer, delete_run, end_run, find_run, reopen_run, start_run
 from rollouts.store.trajectories.retokenized import keep_retokenized
 from rollouts.store.trajectories.save_trajectories import save_trajectories

@@ -16,8 +16,7 @@ from rollouts.jobs import template_checks
 from rollouts.jobs.replays.replay_context import complete_replies, context_of, template_text
 from rollouts.store.chat_templates.chat_templates import find_chat_template
 from rollouts.store.database import save_columns
-from rollouts.store.jobs.activity import is_active
-from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, ask_job, end_job
+from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, ask_job, end_job, is_active
 from rollouts.store.models import Job, Replay, ReplayRows, Run, StoredTrajectory
 from rollouts.store.trajectories.replays import find_replay, replace_replay_rows, replay_of, replay_of_job
 from rollouts.store.trajectories.trajectories import load_trajectories

@@ -14,7 +14,7 @@ from django.utils import timezone
 from rollouts.jobs import run_actions
 from rollouts.store.models import ACTIVE, Project, Run
 from rollouts.store.people.activity_log import Actor, acting
-from rollouts.store.runs.retention import runs_by_change, segment_bytes, with_change
+from rollouts.store.runs.runs import runs_by_change, segment_bytes, with_change
 
 log = logging.getLogger(__name__)
 

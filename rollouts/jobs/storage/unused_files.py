@@ -18,11 +18,10 @@ from rollouts.jobs.imports.uploads import drop_uploads, kept_codes
 from rollouts.jobs.storage import retention, token_moves
 from rollouts.jobs.storage.clock import fault_of_clock
 from rollouts.store import files, storage_mark
-from rollouts.store.jobs.activity import is_active
-from rollouts.store.jobs.jobs import old_jobs
+from rollouts.store.jobs.jobs import is_active, old_jobs
 from rollouts.store.models import Run
+from rollouts.store.people.accounts import drop_expired_sessions
 from rollouts.store.people.activity_log import drop_old_events
-from rollouts.store.people.sessions import drop_expired_sessions
 from rollouts.store.runs.imports import never_sent_imports
 from rollouts.store.runs.runs import end_active_run, find_run
 from rollouts.store.trajectories.previews import fill_previews

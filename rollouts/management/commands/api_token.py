@@ -11,8 +11,7 @@ from rollouts.management import TerminalCommand
 from rollouts.management.arguments import add_project_option, project_named
 from rollouts.store.models import ApiToken
 from rollouts.store.people.accounts import LOCAL_USER, account_named
-from rollouts.store.people.api_keys import all_api_keys, api_key_by_pk, create_api_key, find_api_key
-from rollouts.store.people.shares import revoke
+from rollouts.store.people.shares import all_api_keys, api_key_by_pk, create_api_key, find_api_key, revoke
 
 MAX_DAYS = 3650
 
@@ -65,6 +64,7 @@ class Command(TerminalCommand):
             )
 
     def _list(self, as_json: bool) -> None:
+        times = ("expires_at", "created_at", "last_used_at", "revoked_at")
         keys = [
             {
                 "id": record.pk,
@@ -73,10 +73,7 @@ class Command(TerminalCommand):
                 "user": record.created_by.get_username(),
                 "project": record.project.name,
                 "scopes": record.scopes,
-                "expires_at": record.expires_at and record.expires_at.isoformat(),
-                "created_at": record.created_at.isoformat(),
-                "last_used_at": record.last_used_at and record.last_used_at.isoformat(),
-                "revoked_at": record.revoked_at and record.revoked_at.isoformat(),
+                **{name: at and at.isoformat() for name in times for at in [getattr(record, name)]},
             }
             for record in all_api_keys()
         ]

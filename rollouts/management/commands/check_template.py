@@ -7,7 +7,7 @@ tool results, 1: not, 2: could not be checked.
 import json
 import sys
 from argparse import ArgumentParser
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from rollouts.store.chat_templates.tokenizers import (
     find_tokenizer, load_tokenizer, tokenizer_named, tokenizer_names, tokenizers_of
 )
 from rollouts.store.database import reload
-from rollouts.store.models import Project, Tokenizer
+from rollouts.store.models import Project
 
 
 class Command(TerminalCommand):
@@ -88,7 +88,10 @@ class Command(TerminalCommand):
             kwargs=_json_text(options["kwargs"]),
             conversation=_json_list(options["conversation"], messages_problem),
         )
-        report = _searched(tokenizer, report, options)
+        if options["repair"]:
+            report = chat_templates.with_repair(tokenizer, report)
+        if options["marks"] or options["repair"]:
+            report = chat_templates.with_marks(tokenizer, report)
         if options["json"]:
             self.stdout.write(json.dumps(report.to_dict()))
         else:
@@ -174,13 +177,6 @@ class Command(TerminalCommand):
             write(report.marks_detail)
 
 
-def _searched(tokenizer: LoadedTokenizer | None, report: CheckReport, options: Mapping[str, Any]) -> CheckReport:
-    """The report with the repairs and tags that the options ask for."""
-    if options["repair"]:
-        report = chat_templates.with_repair(tokenizer, report)
-    return chat_templates.with_marks(tokenizer, report) if options["marks"] or options["repair"] else report
-
-
 _LETTER = {"ok": "o", "broken": "B", "raises": "R", "unsupported": "-"}
 
 
@@ -203,13 +199,8 @@ def resolve_tokenizer(name: str, project: Project) -> LoadedTokenizer:
             f"There is no folder {name} and no registered tokenizer of that name. "
             + (f"Registered are: {names}." if names else "None is registered yet.")
         )
-    return _load(registered)
-
-
-def _load(registered: Tokenizer) -> LoadedTokenizer:
-    """A registered tokenizer under its name: its folder is named by a hash."""
     tokenizer = load_tokenizer(registered.files_sha256)
-    tokenizer.name = registered.name
+    tokenizer.name = registered.name  # its folder is named by a hash
     return tokenizer
 
 

@@ -13,7 +13,7 @@ from rollouts.jobs.forks import ForkSettings, chosen_model, fork
 from rollouts.jobs.launch import LaunchRefused
 from rollouts.management import TerminalCommand
 from rollouts.management.arguments import trajectory_named
-from rollouts.management.launches import finish_runs, works_here
+from rollouts.management.jobs import finish_runs, works_here
 from rollouts.store.models import Run, StoredTrajectory
 from rollouts.store.runs.forks import ForkFigures, fork_figures, forks_of
 

@@ -20,9 +20,9 @@ from rollouts.management.arguments import add_project_option, project_named, reg
 from rollouts.management.jobs import run_jobs
 from rollouts.store.chat_templates.tokenizers import find_tokenizer
 from rollouts.store.database import reload
-from rollouts.store.jobs.activity import is_active
+from rollouts.store.jobs.jobs import is_active
 from rollouts.store.models import Run
-from rollouts.store.runs.rejections import MAX_REJECTIONS, list_rejections
+from rollouts.store.runs.imports import MAX_REJECTIONS, list_rejections
 from rollouts.store.runs.run_summary import check_totals
 from rollouts.store.runs.runs import create_run
 

@@ -18,7 +18,7 @@ from rollouts.jobs import launch
 from rollouts.jobs.launch import LaunchRefused, LaunchSettings
 from rollouts.management import TerminalCommand
 from rollouts.management.arguments import add_project_option, project_named, registered_chat_template
-from rollouts.management.launches import finish_runs, works_here
+from rollouts.management.jobs import finish_runs, works_here
 from rollouts.sampling.environments import PromptsRejected, Task, read_prompts
 from rollouts.store.database import reload
 from rollouts.store.models import Run

@@ -34,7 +34,12 @@ class Command(TerminalCommand):
         for line in report["rules"]:
             self._print_rule(line, report["tokens"], options["mean"])
         for line in report["strategies"]:
-            self._print_strategy(line, options["mean"])
+            if not line["trajectories"]:
+                self.stdout.write(f"{line['strategy']}: refused. {next(iter(line['why']), '')}")
+                continue
+            moved = [(RULES[rule["rule"]].label, _percent(rule["moved"][options["mean"]])) for rule in line["rules"]]
+            moves = ", ".join(f"{label} {share}" for label, share in moved)
+            self.stdout.write(f"{line['strategy']}: {line['rows']:,} rows, {line['tokens']:,} trained; moved: {moves}")
 
     def _print_rule(self, line: dict[str, Any], tokens: int, mean: str) -> None:
         label = RULES[line["rule"]].label
@@ -50,13 +55,6 @@ class Command(TerminalCommand):
                 self.stdout.write(f"  {item['class']}: {_percent(item['share'][mean])} of the weight, {words}")
         for why in line["why_not"]:
             self.stdout.write(f"{label}: not decidable for {why['tokens']:,} of {tokens:,} tokens. {why['sentence']}")
-
-    def _print_strategy(self, line: dict[str, Any], mean: str) -> None:
-        if not line["trajectories"]:
-            self.stdout.write(f"{line['strategy']}: refused. {next(iter(line['why']), '')}")
-            return
-        moves = ", ".join(f"{RULES[rule['rule']].label} {_percent(rule['moved'][mean])}" for rule in line["rules"])
-        self.stdout.write(f"{line['strategy']}: {line['rows']:,} rows, {line['tokens']:,} trained; moved: {moves}")
 
 
 def _percent(share: float | None) -> str:

@@ -89,7 +89,8 @@ class Command(TerminalCommand):
             await site.start()
         except OSError as error:
             await runner.cleanup()
-            await asyncio.to_thread(_not_begun, run)
+            if run.n_trajectories == 0 and run.started_at is None:
+                await asyncio.to_thread(delete_run, run)
             raise CommandError(
                 f"{options['host']}:{options['port']} cannot be listened on ({error.strerror}). Choose another --port."
             ) from error
@@ -140,12 +141,6 @@ def _run_of(name: str, tokenizer_name: str, project: Project) -> Run:
         Run.Kind.IMPORT, name or "recorded", tokenizer=tokenizer, engine="recorder", format="recorded_calls",
         chat_template=tokenizer.chat_template if tokenizer else None, project=project,
     )
-
-
-def _not_begun(run: Run) -> None:
-    """Delete the run if it is still empty."""
-    if run.n_trajectories == 0 and run.started_at is None:
-        delete_run(run)
 
 
 async def _version(upstream: str) -> str:

@@ -36,7 +36,8 @@ class Command(TerminalCommand):
             raise CommandError(
                 f"There is no strategy named {slugs[0]!r}; choose all or one of {', '.join(STRATEGIES)}."
             )
-        run, records = self._find(options["target"])
+        run, trajectories = run_and_trajectories_named(options["target"])
+        records = replay_context.loaded_trajectories(trajectories)
         values = []
         for record, results in _replayed(run, records, slugs, options["tokenizer"], options["chat_template"]):
             for result in results:
@@ -47,10 +48,6 @@ class Command(TerminalCommand):
         if options["json"]:
             self.stdout.write(json.dumps(values))
 
-    def _find(self, code: str) -> tuple[models.Run, Iterator[tuple[models.StoredTrajectory, Any]]]:
-        run, trajectories = run_and_trajectories_named(code)
-        return run, replay_context.loaded_trajectories(trajectories)
-
 
 def _replayed(
     run: models.Run,
@@ -60,7 +57,8 @@ def _replayed(
     template: str,
 ) -> Iterator[tuple[models.StoredTrajectory, list[StrategyResult]]]:
     """Each trajectory with the results of the strategies. What the run lacks is part of a result."""
-    context, loaded = replay_context.context_of(run, _chosen(run, tokenizer), _text(template))
+    text = read_chat_template(template) if template else None
+    context, loaded = replay_context.context_of(run, _chosen(run, tokenizer), text)
     pending: deque[models.StoredTrajectory] = deque()
 
     def values() -> Iterator[Any]:
@@ -81,10 +79,6 @@ def _chosen(run: models.Run, named: str) -> LoadedTokenizer | None:
         return tokenizers.load(named) if registered is None else load_tokenizer(registered.files_sha256)
     except (ValueError, OSError) as error:
         raise CommandError(f"The tokenizer {named} cannot be used: {error}") from error
-
-
-def _text(template_file: str) -> str | None:
-    return read_chat_template(template_file) if template_file else None
 
 
 def _json(record: models.StoredTrajectory, result: StrategyResult, with_rows: bool) -> dict[str, Any]:

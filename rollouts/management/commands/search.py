@@ -69,16 +69,5 @@ class Command(TerminalCommand):
 
 def result_value(found: SearchHit) -> dict[str, Any]:
     """A result as ``--json`` prints it."""
-    return {
-        "trajectory": found.trajectory,
-        "row": found.row,
-        "start": found.start,
-        "stop": found.stop,
-        "text": found.text,
-        "before": found.before,
-        "after": found.after,
-        "step": found.step,
-        "run": found.run.code,
-        "external_id": found.external_id,
-        "kind": found.kind,
-    }
+    names = ("trajectory", "row", "start", "stop", "text", "before", "after", "step", "run", "external_id", "kind")
+    return {name: getattr(found, name) for name in names} | {"run": found.run.code}

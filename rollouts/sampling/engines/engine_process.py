@@ -16,7 +16,6 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any
@@ -77,8 +76,15 @@ class _ProcessLife:
         error: EngineError | None = None
         try:
             while error is None:
-                for answer in self._child.receive():
-                    error = error or self._heard(*answer)
+                for number, kind, value in self._child.receive():
+                    if kind == "lost":  # the last answer
+                        error = value
+                    elif kind == "ready":
+                        self._owner._ready()
+                    elif kind == "log":
+                        logging.getLogger(value.name).handle(value)
+                    else:
+                        self._owner._told(number, kind, value)
         except ProcessEnded as ended:
             error = EngineLost(str(ended))
         except Exception as fault:  # an exception that cannot be rebuilt from its pickle
@@ -87,19 +93,6 @@ class _ProcessLife:
         self._outbox.put(b"")
         self._child.pipe.close()
         self._owner._ended(error)
-
-    def _heard(self, number: int, kind: str, value: Any) -> EngineError | None:
-        """Take an answer and return the error that ended the engine, if there is one."""
-        if kind == "lost":
-            error: EngineError = value
-            return error
-        if kind == "ready":
-            self._owner._ready()
-        elif kind == "log":
-            logging.getLogger(value.name).handle(value)
-        else:
-            self._owner._told(number, kind, value)
-        return None
 
 
 # -- in the process ----------------------------------------------------------------------------------------------------
@@ -131,7 +124,9 @@ def serve(pipe: Connection) -> None:
     engines, build, name = pickle.loads(messages.popleft())
     ENGINES.update(engines)
     # Log records go to the worker, which writes them in its own form.
-    logging.root.addHandler(_Forward(send))
+    forward = logging.handlers.QueueHandler(SimpleQueue())
+    forward.enqueue = lambda record: send([(_NOBODY, "log", record)])  # type: ignore[method-assign]
+    logging.root.addHandler(forward)
     logging.root.setLevel(logging.INFO)
     answers: list[Answer] = []
     try:
@@ -171,15 +166,6 @@ def _leave_with_worker(descriptor: int) -> None:
     pipe.poll()
     time.sleep(CLOSE_SECONDS)
     os._exit(1)
-
-
-class _Forward(logging.handlers.QueueHandler):
-    def __init__(self, send: Callable[[list[Answer]], None]) -> None:
-        super().__init__(send)  # type: ignore[arg-type]
-        self._send = send
-
-    def enqueue(self, record: logging.LogRecord) -> None:
-        self._send([(_NOBODY, "log", record)])
 
 
 def main() -> None:

@@ -85,7 +85,13 @@ class EngineDriver:
                 engine.add(request)
             except RequestRefused as error:
                 self._tell(self._live.pop(request.request_id)[0], "failed", error)
-        self._abort(engine)
+        aborted, self._aborted = self._aborted, []
+        dropped = [request_id for request_id in aborted if request_id in self._live]
+        for request_id in dropped:
+            engine.abort(request_id)
+            self._tell(self._live.pop(request_id)[0], "cancelled", None)
+        if dropped:
+            log.info("requests dropped name=%s n=%d left=%d", self._name, len(dropped), len(self._live))
         if not self._live:
             return
         if not engine.has_unfinished():
@@ -101,15 +107,6 @@ class EngineDriver:
             if generation.request_id in self._live:
                 check_generation(generation, self._live[generation.request_id][1], engine.vocab_size)
                 self._tell(self._live.pop(generation.request_id)[0], "done", generation)
-
-    def _abort(self, engine: Engine) -> None:
-        aborted, self._aborted = self._aborted, []
-        dropped = [request_id for request_id in aborted if request_id in self._live]
-        for request_id in dropped:
-            engine.abort(request_id)
-            self._tell(self._live.pop(request_id)[0], "cancelled", None)
-        if dropped:
-            log.info("requests dropped name=%s n=%d left=%d", self._name, len(dropped), len(self._live))
 
 
 def _sentence(error: Exception) -> str:

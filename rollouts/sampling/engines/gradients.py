@@ -28,14 +28,12 @@ def measure(case: DamageCase, model: Any, layers: int | None = None) -> dict[str
     """
     parameters, words = _parameters(model, layers)
     try:
-        for parameter in model.parameters():
-            parameter.requires_grad_(False)
+        model.requires_grad_(False)
         for parameter in parameters:
             parameter.requires_grad_(True)
         return _measured(case, model, parameters, words)
     finally:
-        for parameter in model.parameters():
-            parameter.requires_grad_(True)
+        model.requires_grad_(True)
 
 
 def _parameters(model: Any, layers: int | None) -> tuple[list[Tensor], str]:

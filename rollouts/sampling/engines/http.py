@@ -1,7 +1,5 @@
 """What the HTTP engines share: many requests in flight from one thread, retries, deadlines, an allow-list of hosts."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

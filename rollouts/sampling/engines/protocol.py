@@ -1,15 +1,15 @@
 """What an engine is: ids in, ids and log-probabilities out, many requests at once. Also the checks that all share."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol, Self
 
 import numpy as np
 
 from rollout_inspector.formats.engine_fields import ARRAYS, MASK, SPANS, without_arrays_of
 from rollout_inspector.streams import alternatives
+from rollout_inspector.streams.interfaces import Codec
 from rollout_inspector.streams.trajectory import NO_IDS, Floats, Ids, Step, ids_array
 
 TOLD = (SPANS, MASK, ARRAYS[0], "metrics")
@@ -78,7 +78,7 @@ class Generation:
     def of(
         cls, request_id: str, ids: Sequence[int], logprobs: Sequence[float], finish: Any, stop: Any, cached: int = 0,
         alternatives: tuple[Ids, Floats] | None = None, engine_fields: Mapping[str, Any] | None = None,
-    ) -> Generation:
+    ) -> Self:
         """A completion from lists, and from reasons of any type; None = the engine names no reason. ``engine_fields``:
         fields of vLLM or SGLang, of which ``TOLD`` are kept."""
         finish, stop = ("" if value is None else str(value) for value in (finish, stop))
@@ -129,7 +129,7 @@ class EngineInfo:
     logprobs_mode: str
 
     @classmethod
-    def of(cls, engine: Engine) -> EngineInfo:
+    def of(cls, engine: Engine) -> Self:
         return cls(engine.name, engine.version, engine.max_model_len, engine.vocab_size, engine.logprobs_mode)
 
 
@@ -180,23 +180,52 @@ def check_generation(generation: Generation, request: GenerationRequest, vocab_s
     # Written so that NaN fails too: a third pass over each completion would cost as much again.
     if not (logprobs.min() > -np.inf and logprobs.max() <= 1e-3):
         raise EngineError("The engine returned a log-probability that is not a number or is above 0.")
-    if generation.alternative_ids is not None or generation.entropy is not None:
-        _check_alternatives(generation, vocab_size)
-
-
-def _check_alternatives(generation: Generation, vocab_size: int) -> None:
-    ids, logprobs, entropy = generation.alternative_ids, generation.alternative_logprobs, generation.entropy
-    fault = alternatives.problem(Step(NO_IDS, generation.completion_ids, entropy=entropy,
-                                      alternative_ids=ids, alternative_logprobs=logprobs))
-    if fault:
+    beside, beside_logprobs, entropy = generation.alternative_ids, generation.alternative_logprobs, generation.entropy
+    if beside is None and entropy is None:
+        return
+    step = Step(NO_IDS, ids, entropy=entropy, alternative_ids=beside, alternative_logprobs=beside_logprobs)
+    if fault := alternatives.problem(step):
         raise EngineError(f"The engine's alternatives do not fit its completion: {fault}")
-    if ids is not None and logprobs is not None and ids.size:
-        if int(ids.min()) < 0 or int(ids.max()) >= vocab_size:
+    if beside is not None and beside_logprobs is not None and beside.size:
+        if int(beside.min()) < 0 or int(beside.max()) >= vocab_size:
             raise EngineError(f"The engine returned an alternative that is no id from 0 to {vocab_size - 1}.")
-        if not logprobs.max() <= 1e-3:
+        if not beside_logprobs.max() <= 1e-3:
             raise EngineError("The engine returned an alternative whose log-probability is no number or is above 0.")
     if entropy is not None and not (entropy.min() >= -1e-3 and entropy.max() < np.inf):
         raise EngineError("The engine returned an entropy that is not a number of at least 0.")
+
+
+class StopTexts:
+    """Looks for stop texts at the end of a completion. Loads the tokenizer for the first request with a stop text."""
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = path
+        self._codec: Codec | None = None
+
+    def check(self, sampling: Sampling) -> None:
+        """Raise :class:`RequestRefused` when there are stop texts but no tokenizer that tells the text of the ids."""
+        if not sampling.stop or self._codec is not None:
+            return
+        from rollout_inspector.text.tokenizers import TokenizerUnusable, load
+
+        try:
+            self._codec = load(self._path)
+        except (TokenizerUnusable, OSError) as error:
+            raise RequestRefused(f"A stop text needs the model's tokenizer, which cannot be loaded: {error}") from error
+
+    def completed(self, ids: Sequence[int], stop: Sequence[str]) -> str:
+        """The stop text that the last id completes; empty when there is none."""
+        if not stop or self._codec is None:
+            return ""
+        pieces = self._codec.token_bytes(ids_array(list(ids[-1 - max(len(text.encode()) for text in stop) :])))
+        tail, last = b"".join(pieces), len(pieces[-1])
+        for text in stop:
+            stop_bytes = text.encode()
+            # It must end in the last piece: an earlier one would already have ended the completion.
+            place = tail.find(stop_bytes, max(0, len(tail) - last - len(stop_bytes) + 1))
+            if place >= 0:
+                return text
+        return ""
 
 
 def reason(error: BaseException) -> str:

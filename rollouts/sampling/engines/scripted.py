@@ -8,8 +8,7 @@ import numpy as np
 
 from rollout_inspector.streams.alternatives import packed
 from rollout_inspector.streams.trajectory import Floats, Ids, ids_array
-from rollouts.sampling.engines.protocol import Generation, GenerationRequest, check_request
-from rollouts.sampling.engines.stop_texts import StopTexts
+from rollouts.sampling.engines.protocol import Generation, GenerationRequest, StopTexts, check_request
 
 Script = Callable[[Ids], Sequence[int]]
 """The whole continuation of a prompt. The engine cuts it at stop tokens and limits."""

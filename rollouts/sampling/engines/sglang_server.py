@@ -82,17 +82,9 @@ class SglangServerEngine(HttpEngine):
             raise EngineError(f"The server at {self.url} returns no log-probabilities, though they were asked for.")
         beside = None
         if n := request.sampling.alternatives:
-            try:
-                entries = meta["output_top_logprobs"]
-                beside = packed(
-                    [
-                        [(int(alternative[1]), float(alternative[0])) for alternative in entry or ()]
-                        for entry in entries
-                    ],
-                    n,
-                )
-            except (KeyError, IndexError, TypeError, ValueError):
-                beside = None
+            with contextlib.suppress(KeyError, IndexError, TypeError, ValueError):
+                places = meta["output_top_logprobs"]
+                beside = packed([[(int(pair[1]), float(pair[0])) for pair in place or ()] for place in places], n)
             if beside is None:
                 raise EngineError(f"The server at {self.url} returns no alternatives, though they were asked for.")
         reasons = finish.get("type"), finish.get("matched")

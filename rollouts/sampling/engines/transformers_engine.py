@@ -10,16 +10,103 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from torch import Tensor
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, DynamicCache
 from transformers.utils.logging import disable_progress_bar
 
 from rollout_inspector.diagnose.loss_weights.damage import DamageCase
+from rollout_inspector.streams.prefix import common_prefix
 from rollout_inspector.streams.trajectory import Floats, Ids, ids_array
 from rollouts.sampling.engines.gradients import MAX_TOKENS, measure
 from rollouts.sampling.engines.kv_slots import Slot, SlotCache, grouped_attention
-from rollouts.sampling.engines.protocol import EngineError, Generation, GenerationRequest, RequestRefused, check_request
-from rollouts.sampling.engines.sampler import Alternatives, Draws, draw
-from rollouts.sampling.engines.stop_texts import StopTexts
+from rollouts.sampling.engines.protocol import (
+    EngineError, Generation, GenerationRequest, RequestRefused, Sampling, StopTexts, check_request
+)
+
+_BLOCK = 64
+
+
+class Draws:
+    """The uniform random numbers of one request. With a seed they are the same in every batch."""
+
+    def __init__(self, seed: int | None) -> None:
+        self._generator = torch.Generator()
+        if seed is None:
+            self._generator.seed()
+        else:
+            self._generator.manual_seed(seed % 2**63)
+        self._block: list[float] = []
+        self._next = 0
+
+    def next(self) -> float:
+        if self._next == len(self._block):
+            self._block = torch.rand(_BLOCK, generator=self._generator, dtype=torch.float64).tolist()
+            self._next = 0
+        self._next += 1
+        return self._block[self._next - 1]
+
+
+Alternatives = tuple[list[int], list[float], float]
+"""The likeliest ids at a place, at most as many as there are, their log-probabilities, and the entropy in nats."""
+
+
+def draw(
+    logits: Tensor, samplings: list[Sampling], draws: list[Draws], forced: Sequence[int | None] = ()
+) -> list[tuple[int, float, Alternatives | None]]:
+    """One token for each row of ``logits [n, V]``, and its log-probability under the distribution it was drawn from.
+
+    Also the alternatives under that distribution, where the request asks for some. ``forced``: of each row the token
+    that it takes in place of a drawn one; None = draw.
+
+    The order is vLLM's: temperature, min_p, top_k, top_p. A greedy row (temperature 0) takes the likeliest token; its
+    log-probability is that of the model's unchanged distribution.
+    """
+    logits = logits.float()
+    temperatures = [item.temperature or 1.0 for item in samplings]
+    if any(value != 1.0 for value in temperatures):
+        logits = logits / torch.tensor(temperatures, dtype=torch.float32)[:, None]
+    for row, sampling in enumerate(samplings):
+        if sampling.temperature and (sampling.min_p or sampling.top_k or sampling.top_p < 1):
+            logits[row] = _cut(logits[row], sampling)
+    log_probabilities = torch.log_softmax(logits, dim=-1)
+    # The inverse of the cumulative distribution, in double precision: one uniform number decides a token.
+    cumulative = torch.cumsum(log_probabilities.double().exp(), dim=-1)
+    uniform = torch.tensor([item.next() for item in draws], dtype=torch.float64)[:, None] * cumulative[:, -1:]
+    tokens = torch.searchsorted(cumulative, uniform, right=True)[:, 0]
+    greedy = torch.tensor([item.temperature == 0 for item in samplings])
+    ids = torch.where(greedy, logits.argmax(dim=-1), tokens.clamp_(max=logits.shape[-1] - 1))
+    for row, token in enumerate(forced):
+        ids[row] = ids[row] if token is None else token
+    chosen = log_probabilities.gather(1, ids[:, None])[:, 0]
+    return [
+        (item, logprob, _alternatives(log_probabilities[row], n) if (n := samplings[row].alternatives) else None)
+        for row, (item, logprob) in enumerate(zip(ids.tolist(), chosen.tolist(), strict=True))
+    ]
+
+
+def _alternatives(row: Tensor, n: int) -> Alternatives:
+    """The ``n`` likeliest tokens of log-probabilities ``[V]``, and their entropy."""
+    top = torch.topk(row, min(n, row.numel()))
+    entropy = -(row.double().exp() * row.double()).nan_to_num(nan=0.0).sum()  # 0 * log 0 is 0
+    return top.indices.tolist(), top.values.tolist(), max(float(entropy), 0.0)
+
+
+def _cut(logits: Tensor, sampling: Sampling) -> Tensor:
+    """One row in which every token that must not be drawn is at minus infinity."""
+    logits = logits.clone()
+    if sampling.min_p:
+        probabilities = torch.softmax(logits, dim=-1)
+        logits[probabilities < sampling.min_p * probabilities.max()] = -torch.inf
+    if 0 < sampling.top_k < logits.numel():
+        logits[logits < torch.topk(logits, sampling.top_k).values[-1]] = -torch.inf
+    if sampling.top_p < 1:
+        ordered, order = torch.sort(logits)
+        cumulative = torch.softmax(ordered, dim=-1).cumsum(dim=-1)
+        drop = cumulative <= 1 - sampling.top_p
+        drop[-1] = False
+        logits[order[drop]] = -torch.inf
+    return logits
+
 
 ATTENTION = "rollouts_grouped"
 PREFILL_TOKENS = 2048
@@ -61,7 +148,14 @@ class TransformersEngine:
         disable_progress_bar()  # a worker's log is not a terminal
         AttentionInterface.register(ATTENTION, grouped_attention)
         config = AutoConfig.from_pretrained(path, local_files_only=True)
-        _refuse_other_attention(config)
+        kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+        if kinds != {"full_attention"}:
+            raise EngineError(
+                "The transformers engine serves only models with full attention; this one has "
+                f"{', '.join(sorted(kinds))}. Serve it with the vllm engine."
+            )
+        if getattr(config, "attn_logit_softcapping", None):
+            raise EngineError("The transformers engine does not support capped attention scores. Serve it with vllm.")
         self._model = AutoModelForCausalLM.from_pretrained(
             path, local_files_only=True, dtype=torch.float32, attn_implementation=ATTENTION
         ).eval()
@@ -159,7 +253,13 @@ class TransformersEngine:
         going_on = self._n_live
         self._admit()
         if going_on:
-            self._forward_last(going_on)
+            # Over the last sampled token of each.
+            slots = self._cache.slots[:going_on]
+            tokens = torch.tensor([[slot.owner.ids[-1]] for slot in slots])
+            positions = torch.tensor([[slot.length] for slot in slots])
+            for slot in slots:
+                slot.extend(ids_array([slot.owner.ids[-1]]))
+            self._sample(slots, self._forward(0, going_on, tokens, positions))
         if self._n_live > going_on:
             self._forward_prompts(going_on, self._n_live)
         finished = []
@@ -181,7 +281,9 @@ class TransformersEngine:
             prompt = request.prompt_ids
             shared = [slot.shared_with(prompt) for slot in self._cache.slots]
             best = int(np.argmax(shared))
-            promised = self._promised(prompt, first_new)
+            # The longest prefix that a request admitted in this step is about to compute.
+            fresh = (slot.owner.request.prompt_ids for slot in self._cache.slots[first_new : self._n_live])
+            promised = max((common_prefix(other, prompt[:-1]) for other in fresh), default=0)
             if promised >= WORTH_WAITING and promised > shared[best]:
                 postponed.append(request)
                 continue
@@ -193,16 +295,6 @@ class TransformersEngine:
             self._seat(request, best, shared[best])
         self._waiting.extendleft(reversed(postponed))
 
-    def _promised(self, prompt: Ids, first_new: int) -> int:
-        """The longest prefix of ``prompt`` that a request admitted in this step is about to compute."""
-        longest = 0
-        for slot in self._cache.slots[first_new : self._n_live]:
-            other = slot.owner.request.prompt_ids
-            n = min(len(other), len(prompt) - 1)
-            different = np.flatnonzero(other[:n] != prompt[:n])
-            longest = max(longest, int(different[0]) if different.size else n)
-        return longest
-
     def _seat(self, request: GenerationRequest, source: int, shared: int) -> None:
         """Put a request into the first slot behind the live ones, with the shared keys and values in place."""
         cache, seat = self._cache, self._n_live
@@ -213,13 +305,9 @@ class TransformersEngine:
         else:
             spare = [index for index in range(seat, len(slots)) if index != source] or [source]
             victim = min(spare, key=lambda index: (slots[index].length > 0, slots[index].used_at))
-            if victim == source:
-                cache.swap(victim, seat)
-                slots[seat].length = shared
-            else:
-                cache.swap(victim, seat)
-                origin = victim if source == seat else source
-                cache.copy(origin, seat, shared)
+            cache.swap(victim, seat)
+            if victim != source:
+                cache.copy(victim if source == seat else source, seat, shared)
         slot = slots[seat]
         slot.length = shared
         room = min(request.sampling.max_tokens, self.max_model_len - len(request.prompt_ids))
@@ -235,15 +323,6 @@ class TransformersEngine:
         self._cache.swap(index, self._n_live)
 
     # -- forwards ------------------------------------------------------------------------------------------------------
-
-    def _forward_last(self, n: int) -> None:
-        """Run one forward over the last sampled token of the first ``n`` slots."""
-        slots = self._cache.slots[:n]
-        tokens = torch.tensor([[slot.owner.ids[-1]] for slot in slots])
-        positions = torch.tensor([[slot.length] for slot in slots])
-        for slot in slots:
-            slot.extend(ids_array([slot.owner.ids[-1]]))
-        self._sample(slots, self._forward(0, n, tokens, positions))
 
     def _forward_prompts(self, low: int, high: int) -> None:
         """Compute the missing part of the prompts in slots ``[low, high)``, a chunk at a time, with pads in front."""
@@ -315,14 +394,3 @@ class TransformersEngine:
             ),
             entropy=np.array([entropy for *_, entropy in live.alternatives], dtype=np.float32),
         )
-
-
-def _refuse_other_attention(config: Any) -> None:
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    if kinds != {"full_attention"}:
-        raise EngineError(
-            "The transformers engine serves only models with full attention; this one has "
-            f"{', '.join(sorted(kinds))}. Serve it with the vllm engine."
-        )
-    if getattr(config, "attn_logit_softcapping", None):
-        raise EngineError("The transformers engine does not support capped attention scores. Serve it with vllm.")

@@ -12,9 +12,8 @@ from rollout_inspector.streams.alternatives import packed
 from rollout_inspector.streams.recorded_renders import parsed
 from rollout_inspector.streams.trajectory import Floats, Ids
 from rollouts.sampling.engines.protocol import (
-    EngineError, Generation, GenerationRequest, RequestRefused, check_request, reason
+    EngineError, Generation, GenerationRequest, RequestRefused, StopTexts, check_request, reason
 )
-from rollouts.sampling.engines.stop_texts import StopTexts
 
 # vllm reads these when it is imported. The engine stays in this process and sends no usage reports. On a CPU more than
 # one thread makes a small model ten times slower. A GPU without flashinfer's kernels needs vllm's own sampler.
@@ -194,15 +193,12 @@ class VllmEngine:
         if watched is not None:
             generation = self._watch(out, *watched)
             return [] if generation is None else [generation]
-        return [self._generation(out, self._new(out))] if out.finished else []
-
-    def _new(self, out: Any) -> SampledTokens:
-        return _sampled(out, out.request_id in self._alternatives)
+        return [self._generation(out, _sampled(out, out.request_id in self._alternatives))] if out.finished else []
 
     def _watch(self, out: Any, stop: tuple[str, ...], sampled: SampledTokens) -> Generation | None:
         """Take the new tokens of a completion that a stop text may end. When one does, the later tokens are dropped."""
         columns: Sequence[Any] = sampled
-        for values in zip(*self._new(out), strict=True):
+        for values in zip(*_sampled(out, out.request_id in self._alternatives), strict=True):
             for column, value in zip(columns, values, strict=True):
                 column.append(value)
             if text := self._stops.completed(sampled.ids, stop):

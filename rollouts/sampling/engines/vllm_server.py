@@ -1,6 +1,7 @@
 """A vLLM server that runs elsewhere: ids in, ids out, over HTTP."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from rollout_inspector.formats.top_logprobs import id_named
@@ -108,10 +109,8 @@ class VllmServerEngine(HttpEngine):
         reasons = choice.get("finish_reason"), choice.get("stop_reason")
         beside = None
         if n := request.sampling.alternatives:
-            try:
+            with suppress(KeyError, TypeError, ValueError, AttributeError):
                 beside = packed(_alternatives(content, logprobs.get("top_logprobs")), n)
-            except (KeyError, TypeError, ValueError, AttributeError):
-                beside = None
             if beside is None:
                 raise EngineError(
                     f"The server at {self.url} returns no alternatives with their ids. Upgrade it, or launch with 0."

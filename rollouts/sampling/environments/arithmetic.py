@@ -36,8 +36,9 @@ def random_problem(rng: random.Random) -> Problem:
     if draw < 0.34:
         return _two_calls(rng)
     if draw < 0.72:
-        return _direct(rng)
-    return _in_words(rng) if draw < 0.88 else _story(rng)
+        pieces = _expression(rng)
+        return _problem(rng.choice(_DIRECT).format(_as_written(rng, pieces)), "".join(pieces))
+    return _filled(rng, *rng.choice(_WORDS if draw < 0.88 else _STORIES))
 
 
 def _number(rng: random.Random, most_digits: int = 4) -> int:
@@ -53,11 +54,6 @@ _DIRECT = (
     "What does {} come to?",
 )
 _SPOKEN = {"+": "plus", "-": "minus", "*": "times", "/": "divided by"}
-
-
-def _direct(rng: random.Random) -> Problem:
-    pieces = _expression(rng)
-    return _problem(rng.choice(_DIRECT).format(_as_written(rng, pieces)), "".join(pieces))
 
 
 def _expression(rng: random.Random) -> list[str]:
@@ -105,12 +101,6 @@ _WORDS: tuple[tuple[str, str], ...] = (
     ("Increase {a} by {b}.", "{a}+{b}"),
     ("Decrease {a} by {b}.", "{a}-{b}"),
 )
-
-
-def _in_words(rng: random.Random) -> Problem:
-    return _filled(rng, *rng.choice(_WORDS))
-
-
 _STORIES: tuple[tuple[str, str], ...] = (
     ("A box holds {a} pens. How many pens are in {b} boxes?", "{a}*{b}"),
     ("Tom has {a} apples and buys {b} more. How many does he have?", "{a}+{b}"),
@@ -121,10 +111,6 @@ _STORIES: tuple[tuple[str, str], ...] = (
     ("A shop had {a} lamps, sold {b} and then received {c}. How many are left?", "{a}-{b}+{c}"),
     ("A farmer packs {a} crates with {b} eggs each and breaks {c} eggs. How many eggs remain?", "{a}*{b}-{c}"),
 )
-
-
-def _story(rng: random.Random) -> Problem:
-    return _filled(rng, *rng.choice(_STORIES))
 
 
 def _filled(rng: random.Random, question: str, expression: str) -> Problem:

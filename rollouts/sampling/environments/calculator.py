@@ -4,6 +4,7 @@ import random
 import re
 from collections.abc import Mapping
 from fractions import Fraction
+from itertools import islice
 from typing import Any
 
 from rollouts.sampling.environments.arithmetic import Problem, is_held_out, random_problem
@@ -76,17 +77,11 @@ class CalculatorEnvironment:
     def tasks(self, n: int, seed: int) -> list[Task]:
         """Returns ``n`` held-out problems. None of them can occur in the demo policy's training dialogues."""
         rng = random.Random(f"calculator tasks {seed}")
-        return [_task(_held_out_problem(rng), index) for index in range(n)]
+        held_out = filter(is_held_out, iter(lambda: random_problem(rng), None))
+        return [_task(problem, index) for index, problem in enumerate(islice(held_out, n))]
 
     def start(self, task: Task) -> CalculatorEpisode:
         return CalculatorEpisode(task)
-
-
-def _held_out_problem(rng: random.Random) -> Problem:
-    while True:
-        problem = random_problem(rng)
-        if is_held_out(problem):
-            return problem
 
 
 def _task(problem: Problem, index: int) -> Task:

@@ -1,7 +1,9 @@
 """Evaluates arithmetic that a model wrote: walks over a syntax tree, with limits on everything that can grow."""
 
 import ast
+import operator
 import re
+from collections.abc import Callable
 from fractions import Fraction
 
 MAX_LENGTH = 200
@@ -54,30 +56,12 @@ def _value(node: ast.expr, depth: int, text: str) -> Fraction:
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.UAdd | ast.USub):
         operand = _value(node.operand, depth + 1, text)
         return -operand if isinstance(node.op, ast.USub) else operand
-    if isinstance(node, ast.BinOp):
-        return _bounded(_apply(node.op, _value(node.left, depth + 1, text), _value(node.right, depth + 1, text)))
-    raise ExpressionError("the expression cannot be read")
-
-
-def _apply(op: ast.operator, left: Fraction, right: Fraction) -> Fraction:
-    match op:
-        case ast.Add():
-            return left + right
-        case ast.Sub():
-            return left - right
-        case ast.Mult():
-            return left * right
-        case ast.Pow():
-            return _power(left, right)
-    if right == 0:
-        raise ExpressionError("division by zero")
-    match op:
-        case ast.Div():
-            return left / right
-        case ast.FloorDiv():
-            return Fraction(left // right)
-        case ast.Mod():
-            return left % right
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
+        left, right = _value(node.left, depth + 1, text), _value(node.right, depth + 1, text)
+        try:
+            return _bounded(Fraction(_OPERATIONS[type(node.op)](left, right)))
+        except ZeroDivisionError:
+            raise ExpressionError("division by zero") from None
     raise ExpressionError("the expression cannot be read")
 
 
@@ -86,10 +70,14 @@ def _power(base: Fraction, exponent: Fraction) -> Fraction:
         raise ExpressionError("the exponent must be a whole number")
     if abs(exponent) > MAX_EXPONENT:
         raise ExpressionError(f"the exponent is larger than {MAX_EXPONENT}")
-    if base == 0 and exponent < 0:
-        raise ExpressionError("division by zero")
     # The operands are bounded, so the power has at most MAX_DIGITS * MAX_EXPONENT digits before the check refuses it.
     return Fraction(base**exponent.numerator)
+
+
+_OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction | int]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Pow: _power,
+    ast.Div: operator.truediv, ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
+}
 
 
 def _bounded(value: Fraction) -> Fraction:

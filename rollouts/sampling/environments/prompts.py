@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -85,7 +85,13 @@ def _prompt(line: bytes) -> Task:
     if not isinstance(messages, list) or not messages:
         raise ValueError('"messages" must be a list with at least one message.')
     for place, message in enumerate(messages):
-        _check_message(message, place)
+        if not isinstance(message, dict):
+            raise ValueError(f"messages[{place}] must be an object with a role and a content.")
+        if message.get("role") not in _ROLES:
+            raise ValueError(f'messages[{place}]: "role" must be one of {", ".join(_ROLES)}.')
+        content, calls = message.get("content"), message.get("tool_calls")
+        if not isinstance(content, str) and not (content is None and isinstance(calls, list) and calls):
+            raise ValueError(f'messages[{place}]: "content" must be a text.')
     if messages[-1]["role"] not in ("user", "tool"):
         raise ValueError('the last message must be the user\'s or a tool\'s ("role": "user"); the model speaks next.')
     if isinstance(answer, bool) or not isinstance(answer, str | int | float | None):
@@ -97,34 +103,19 @@ def _prompt(line: bytes) -> Task:
     return Task(messages, tools or None, None if answer is None else str(answer))
 
 
-def _check_message(message: object, place: int) -> None:
-    if not isinstance(message, dict):
-        raise ValueError(f"messages[{place}] must be an object with a role and a content.")
-    if message.get("role") not in _ROLES:
-        raise ValueError(f'messages[{place}]: "role" must be one of {", ".join(_ROLES)}.')
-    content, calls = message.get("content"), message.get("tool_calls")
-    if not isinstance(content, str) and not (content is None and isinstance(calls, list) and calls):
-        raise ValueError(f'messages[{place}]: "content" must be a text.')
-
-
 def matching(text: str, answer: str) -> dict[str, float]:
     """Which rules find ``answer`` in ``text``: 0.0 or 1.0 for each. ``exact``: the text is the answer, apart from case
     and outer spaces. ``last_number`` (for a number): it is the last number of the text. ``contains`` (for other
     answers): the text holds it as whole words."""
     rewards = {"exact": float(text.strip().casefold() == answer.strip().casefold())}
-    number = _as_number(answer)
+    number: Fraction | None = None
+    with suppress(ValueError, ZeroDivisionError):
+        number = Fraction(answer.strip().replace(",", ""))
     if number is None:
         rewards["contains"] = float(bool(answer.strip()) and mentions(text, answer.strip()))
     else:
         rewards["last_number"] = float(last_number(text) == number)
     return rewards
-
-
-def _as_number(answer: str) -> Fraction | None:
-    try:
-        return Fraction(answer.strip().replace(",", ""))
-    except (ValueError, ZeroDivisionError):
-        return None
 
 
 class PromptsEpisode:

@@ -42,7 +42,10 @@ class SkyRLGymEpisode:
         self._rewards: list[float] = []
 
     def step(self, message: Mapping[str, Any]) -> Outcome:
-        out = self._env.step(_action(message))
+        # The thoughts are part of the text of a turn, as in SkyRL.
+        content, thoughts = message.get("content"), message.get("reasoning_content")
+        text = content if isinstance(content, str) else ""
+        out = self._env.step(f"<think>{thoughts}</think>{text}" if isinstance(thoughts, str) and thoughts else text)
         self._rewards.append(float(out["reward"]))
         observations = [dict(observation) for observation in out["observations"] or ()]
         if out["done"]:
@@ -62,14 +65,6 @@ class SkyRLGymEpisode:
                 parts[name] = float(value)
         self._env.close()
         return Outcome([], True, reward=sum(self._rewards), reward_parts=parts, stop_reason=reason)
-
-
-def _action(message: Mapping[str, Any]) -> str:
-    """The text of a turn as these environments read it. The thoughts are part of it, as in SkyRL."""
-    content = message.get("content")
-    text = content if isinstance(content, str) else ""
-    thoughts = message.get("reasoning_content")
-    return f"<think>{thoughts}</think>{text}" if isinstance(thoughts, str) and thoughts else text
 
 
 class SkyRLGymEnvironment:

@@ -10,7 +10,7 @@ from rollout_inspector.text.processes import Faults
 from rollouts.store import models
 from rollouts.store.models import ChatTemplate, Project, ProjectTemplate
 from rollouts.store.people.access import Access
-from rollouts.store.people.projects import key_of
+from rollouts.store.people.members import key_of
 
 
 def register_chat_template(text: str, label: str = "", project: models.Project | None = None) -> models.ChatTemplate:

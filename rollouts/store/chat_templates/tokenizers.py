@@ -25,7 +25,7 @@ from rollouts.store.models import Project, Tokenizer
 from rollouts.store.people import activity_log
 from rollouts.store.people.access import Access
 from rollouts.store.people.activity_log import Action
-from rollouts.store.people.projects import key_of
+from rollouts.store.people.members import key_of
 
 
 def load_tokenizer(files_sha256: str) -> LoadedTokenizer:
@@ -87,11 +87,16 @@ def register_tokenizer(
     """
     path = Path(path).expanduser()
     with tempfile.TemporaryDirectory(prefix="inspector-tokenizer-") as scratch:
-        if path.is_file() and path.name != "tokenizer.json":
-            is_zip = zipfile.is_zipfile(path)
-            folder = tokenizers.unpack_zip(path, Path(scratch) / "unpacked") if is_zip else _single(path, scratch)
-        else:
+        if not path.is_file() or path.name == "tokenizer.json":
             folder = path.parent if path.is_file() else path
+        elif zipfile.is_zipfile(path):
+            folder = tokenizers.unpack_zip(path, Path(scratch) / "unpacked")
+        elif problems := check_file(path):
+            raise TokenizerUnusable(" ".join(problems))
+        else:  # a tokenizer.json that was uploaded under another name
+            folder = Path(scratch) / path.stem
+            folder.mkdir()
+            shutil.copyfile(path, folder / "tokenizer.json")
         loaded = tokenizers.examined(folder)
         files_sha256 = _keep(folder)
         loaded.close()  # the process of the copy is started when somebody asks for it
@@ -155,16 +160,6 @@ def hub_tokenizer(hub_id: str, revision: str, project: models.Project | None = N
     return register_tokenizer(folder, name=name, source=hub_id, revision=revision, project=project)
 
 
-def _single(path: Path, scratch: str) -> Path:
-    """A tokenizer.json that was uploaded under another name. Raises :class:`tokenizers.TokenizerUnusable`."""
-    if problems := check_file(path):
-        raise TokenizerUnusable(" ".join(problems))
-    folder = Path(scratch) / path.stem
-    folder.mkdir()
-    shutil.copyfile(path, folder / "tokenizer.json")
-    return folder
-
-
 def is_stored(tokenizer: models.Tokenizer, folder: Path) -> bool:
     """Whether the files of a folder are those of a registered tokenizer, and lie in the storage."""
     digest = _digest(folder)
@@ -222,10 +217,8 @@ def tokenizer_named(project: Project | int | None, name: str) -> Tokenizer | Non
 
 def registered_from(source: str, project: Project | int | None = None) -> Tokenizer | None:
     """The tokenizer that was registered last from a source; with a project the last one there."""
-    from_source = (
-        Tokenizer.objects.filter(source=source) if project is None else tokenizers_of(project).filter(source=source)
-    )
-    return from_source.order_by("-pk").first()
+    among = Tokenizer.objects.all() if project is None else tokenizers_of(project)
+    return among.filter(source=source).order_by("-pk").first()
 
 
 def tokenizers_with_template(registered: QuerySet[Tokenizer], texts: bool = False) -> list[Tokenizer]:

@@ -1,17 +1,14 @@
 """Which of the waiting jobs a free worker does: no user waits for the jobs of another one."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from django.contrib.auth import get_user_model
 from django.db import transaction
 from django.db.models import QuerySet
 
-from rollouts.store.jobs.activity import is_silent
-from rollouts.store.jobs.jobs import engine_kinds, kind_of, take_job
+from rollouts.store.jobs.jobs import engine_kinds, is_silent, kind_of, take_job
 from rollouts.store.models import ACTIVE, Job
 
 
@@ -91,7 +88,7 @@ class _Queue:
     """Owner -> the largest key of the shards under way."""
 
     @classmethod
-    def now(cls, **of: Any) -> _Queue:
+    def now(cls, **of: Any) -> Self:
         """The queue as it is; ``of``: columns that choose jobs. One query."""
         queue = cls()
         columns_read = ("created_by", "kind", "status", "heartbeat_at", "whole")

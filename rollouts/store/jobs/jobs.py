@@ -1,4 +1,5 @@
-"""Jobs: a record describes each kind, the attempt says which worker holds a job, the heartbeat that it lives."""
+"""Jobs: a record describes each kind, the attempt says which worker holds a job, the heartbeat that it lives. Whether
+work is under way, and whether its worker is lost, is one rule for jobs, runs and trajectories."""
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -12,12 +13,42 @@ from django.db.models import Count, Exists, F, Max, OuterRef, Q, QuerySet
 from django.utils import timezone
 
 from rollout_inspector.refusal import Refusal
-from rollouts.store.jobs.activity import is_silent, take_back_heartbeats
-from rollouts.store.models import ACTIVE, Job, ParserAudit, Replay, Run, StoredTrajectory, TemplateCheck
+from rollouts.store.models import ACTIVE, Job, ParserAudit, Replay, Run, StoredTrajectory, TemplateCheck, WorkStatus
 from rollouts.store.people.access import Access
 from rollouts.store.people.activity_log import Action, record
 from rollouts.store.people.visible_objects import SUBJECTS
 from rollouts.store.text import without_paths
+
+JOB_SILENT_SECONDS = 30  # A running job without a heartbeat for this time has lost its worker.
+JOB_LOST_SECONDS = 180  # The message of a job that is queued for this time may be lost, because Redis was restarted.
+RUN_STALE_SECONDS = 20.0
+"""A launched run without a heartbeat for this time has lost its worker, and its leases have run out."""
+
+CLOCK_LEEWAY = timedelta(seconds=10)  # By so much the clocks of machines may differ.
+
+
+def is_active(work: Any) -> bool:
+    """Whether a run, a trajectory, a job or a template check still changes."""
+    return work.status in ACTIVE
+
+
+def is_silent(work: Job | Run) -> bool:
+    """Whether a job or a launched run is active and has lost its worker or its message."""
+    if isinstance(work, Job):
+        last, running, queued = work.heartbeat_at, float(JOB_SILENT_SECONDS), float(JOB_LOST_SECONDS)
+    else:
+        started = work.started_at if work.status == WorkStatus.RUNNING else None
+        last, running, queued = work.heartbeat_at or started or work.created_at, RUN_STALE_SECONDS, RUN_STALE_SECONDS
+    allowed = {WorkStatus.RUNNING.value: running, WorkStatus.QUEUED.value: queued}.get(work.status)
+    return allowed is not None and (timezone.now() - last).total_seconds() > allowed
+
+
+def take_back_heartbeats(work: QuerySet[Any]) -> None:
+    """A heartbeat from the future becomes one of now: the clock was set back, and the worker may have been lost since.
+    A worker that lives writes its next one within seconds."""
+    now = timezone.now()
+    work.filter(status__in=ACTIVE, heartbeat_at__gt=now + CLOCK_LEEWAY).update(heartbeat_at=now)
+
 
 TELL_SECONDS = 0.5  # How often progress is written at most.
 SEND_AGAIN_SECONDS = 45
@@ -152,11 +183,6 @@ def close_shards(job: Job) -> None:
     )
 
 
-def has_open_shards() -> Exists:
-    """The condition of a query for jobs: a part of the job waits, or a worker does it."""
-    return Exists(Job.objects.filter(whole=OuterRef("pk"), status__in=ACTIVE))
-
-
 def note_outage(job: Job, sentence: str) -> None:
     """Say why the work broke off. The job stays as it is: a worker takes it up when it has been silent for a while."""
     with suppress(Error):  # the database may be what failed
@@ -188,7 +214,8 @@ def adopt_jobs() -> list[Job]:
     whose shards are under way has no worker of its own. It lives as long as somebody calls this."""
     take_back_heartbeats(Job.objects.all())
     now = timezone.now()
-    Job.objects.filter(has_open_shards(), status=Job.Status.RUNNING).update(heartbeat_at=now)
+    open_shards = Job.objects.filter(whole=OuterRef("pk"), status__in=ACTIVE)
+    Job.objects.filter(Exists(open_shards), status=Job.Status.RUNNING).update(heartbeat_at=now)
     old = Q(status=Job.Status.QUEUED, heartbeat_at__lt=now - timedelta(seconds=SEND_AGAIN_SECONDS))
     running = Q(status=Job.Status.RUNNING)
     lost = [job for job in Job.objects.filter(old | running).order_by("pk") if is_silent(job) or job.status == "queued"]
@@ -213,11 +240,6 @@ def files_in_use() -> set[str]:
 # -- kinds -------------------------------------------------------------------------------------------------------------
 
 
-def fail_job(job: Job, sentence: str, remedy: str) -> None:
-    """End a job that could not be done. ``remedy``: a ``Remedy``; empty = there is none."""
-    end_job(job, Job.Status.FAILED, sentence, remedy=remedy)
-
-
 class Sharing(NamedTuple):
     """How a large job of a kind is shared out among workers."""
 
@@ -239,7 +261,9 @@ class JobKind:
     """Does a job from where an earlier worker stopped. It ends the job as done, if possible in the transaction of its
     last result. It raises :class:`Refusal`, or :class:`JobLost`."""
     sharing: Sharing | None = None  # How large jobs are shared out among workers; None = one worker does a job.
-    fail: Callable[[Job, str, str], None] = fail_job
+    fail: Callable[[Job, str, str], object] = lambda job, sentence, remedy: end_job(
+        job, Job.Status.FAILED, sentence, remedy=remedy
+    )
     """Ends a job that could not be done, with a sentence and a remedy, and whatever else ends with it."""
     follow: Callable[[Run, Any], None] | None = None
     """What is asked for the run when a job is done, in the name of the user who asked for the job."""

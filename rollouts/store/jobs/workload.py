@@ -64,7 +64,13 @@ def stored() -> Stored:
         Job.objects.exclude(status__in=ACTIVE).values_list("kind", "status").annotate(n=Count("pk")).order_by()
     ):
         ended.setdefault(kind, {})[status] = n
-    return Stored({name: value or 0 for name, value in totals.items()}, dict(findings), ended, _database_bytes())
+    with connection.cursor() as cursor:
+        if connection.vendor == "postgresql":
+            cursor.execute("SELECT pg_database_size(current_database())")
+        else:
+            cursor.execute("SELECT page_count * page_size FROM pragma_page_count, pragma_page_size")
+        n_bytes = int(cursor.fetchone()[0])
+    return Stored({name: value or 0 for name, value in totals.items()}, dict(findings), ended, n_bytes)
 
 
 def _by_kind_and_state(model: Any) -> dict[tuple[str, str], tuple[int, datetime]]:
@@ -79,12 +85,3 @@ def _waited(found: dict[tuple[str, str], tuple[int, datetime]], now: datetime) -
         for (kind, status), (_, first) in found.items()
         if status == WorkStatus.QUEUED
     }
-
-
-def _database_bytes() -> int:
-    with connection.cursor() as cursor:
-        if connection.vendor == "postgresql":
-            cursor.execute("SELECT pg_database_size(current_database())")
-        else:
-            cursor.execute("SELECT page_count * page_size FROM pragma_page_count, pragma_page_size")
-        return int(cursor.fetchone()[0])

@@ -12,7 +12,7 @@ from django.db.models import Count, F, JSONField, Q, QuerySet, Value
 from django.utils import timezone
 from django.utils.crypto import salted_hmac
 
-from rollout_inspector.diagnose.alarm_rules import DEFAULTS, AlarmFigure, AlarmStep, Raised, find_raised, limit_words
+from rollout_inspector.diagnose.alarm_rules import DEFAULTS, AlarmFigure, AlarmStep, find_raised, limit_words
 from rollout_inspector.diagnose.kinds import KINDS
 from rollout_inspector.refusal import Refusal
 from rollouts.store.models import (
@@ -120,18 +120,14 @@ def take_alarms(run: Run) -> None:
         raised = find_raised(AlarmFigure(rule.figure), rule.kind, rule.limit, steps)
         if raised is not None:
             above.add((rule.figure, rule.kind))
-            _store(run, alarms.get((rule.figure, rule.kind)), rule, raised)
+            alarm, columns = alarms.get((rule.figure, rule.kind)), {"limit": rule.limit, "holds": True, **vars(raised)}
+            if alarm is None:
+                Alarm.objects.create(run=run, figure=rule.figure, kind=rule.kind, **columns)
+            elif any(getattr(alarm, name) != value for name, value in columns.items()):
+                Alarm.objects.filter(pk=alarm.pk).update(**columns)
     over = [alarm.pk for key, alarm in alarms.items() if key not in above and alarm.holds]
     if over:
         Alarm.objects.filter(pk__in=over).update(holds=False)
-
-
-def _store(run: Run, alarm: Alarm | None, rule: AlarmRule, raised: Raised) -> None:
-    columns = {"limit": rule.limit, "holds": True, **vars(raised)}
-    if alarm is None:
-        Alarm.objects.create(run=run, figure=rule.figure, kind=rule.kind, **columns)
-    elif any(getattr(alarm, name) != value for name, value in columns.items()):
-        Alarm.objects.filter(pk=alarm.pk).update(**columns)
 
 
 def take_alarms_again(held: ProjectAlarms) -> None:
@@ -151,29 +147,26 @@ def set_limit(run: Run, figure: str, kind: str, limit: str, scope: str, author: 
     share is typed in percent, a gap as a multiple of its first steps. Raises :class:`Refusal`."""
     if scope not in ("run", "project"):
         raise Refusal("Say where it holds: run or project.", field="scope")
-    return _set(run.project, run if scope == "run" else None, figure, kind, limit, author)
-
-
-def _set(project: Project, run: Run | None, figure: str, kind: str, typed: str, author: Any) -> AlarmRule:
+    project, of_run = run.project, run if scope == "run" else None
     if figure not in set(AlarmFigure):
         raise Refusal(f"There is no alarm for “{figure[:40]}”. There are: {', '.join(AlarmFigure)}.", field="figure")
     alarm = AlarmFigure(figure)
     if alarm is AlarmFigure.FINDING and kind not in KINDS:
         raise Refusal(f"There is no kind of finding “{kind[:40]}”. /help/findings lists them.", field="kind")
     kind = kind if alarm is AlarmFigure.FINDING else ""
-    limit = _limit(alarm, typed)
+    number = _limit(alarm, limit)
     with transaction.atomic():
         Project.objects.select_for_update(no_key=True).filter(pk=project.pk).first()
         rules = AlarmRule.objects.filter(project=project)
-        stored = rules.filter(run=run, figure=figure, kind=kind).first()
+        stored = rules.filter(run=of_run, figure=figure, kind=kind).first()
         if stored is None and rules.count() >= MAX_RULES:
             raise Refusal(f"A project has at most {MAX_RULES} limits. Take one back first.", field="figure")
-        rule = stored or AlarmRule(project=project, run=run, figure=figure, kind=kind)
-        rule.limit, rule.author, rule.author_name = limit, author, author.get_username()
+        rule = stored or AlarmRule(project=project, run=of_run, figure=figure, kind=kind)
+        rule.limit, rule.author, rule.author_name = number, author, author.get_username()
         rule.save()
         _note_change(project)
-    value = "off" if limit is None else limit_words(alarm, limit)
-    record(Action.ALARM_CHANGED, run or project, detail=" ".join(part for part in (figure, kind, value) if part))
+    value = "off" if number is None else limit_words(alarm, number)
+    record(Action.ALARM_CHANGED, of_run or project, detail=" ".join(part for part in (figure, kind, value) if part))
     return rule
 
 

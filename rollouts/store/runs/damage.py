@@ -44,11 +44,6 @@ def not_measured_since(trajectories: QuerySet[StoredTrajectory], since: Any) -> 
     return trajectories.exclude(pk__in=TrajectoryDamage.objects.filter(made_at__gte=since).values("trajectory"))
 
 
-def damage_of(record: StoredTrajectory) -> TrajectoryDamage | None:
-    """The damage of a trajectory without its arrays. One query."""
-    return TrajectoryDamage.objects.filter(trajectory=record.pk).defer("rows", "norms").first()
-
-
 def token_norms(record: StoredTrajectory, row: int, n_tokens: int) -> Floats | None:
     """The norm of each token's contribution to the gradient ``[n]``; None where none of that length is stored."""
     damage = TrajectoryDamage.objects.filter(trajectory=record.pk).only("rows", "norms").first()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from django.db.models import Count, F, IntegerField, Max, Q, QuerySet, Sum, Value
+from django.db.models import Count, F, IntegerField, Max, Q, Sum, Value
 from django.db.models.functions import Cast, Floor
 
 from rollout_inspector.diagnose.finding import Severity
@@ -201,19 +201,15 @@ def run_spread(run: Run, kind: str = "") -> dict[str, Any]:
         .annotate(n=Count("trajectory", distinct=True))
         .order_by("step_index")
     )
+    place = Cast(Floor(F("trajectory__index") / Value(float(slice_size(run.n_trajectories)))), IntegerField())
+    counts = dict(findings.values_list(place).annotate(n=Count("trajectory", distinct=True)))
     return {
         "by_step": rows[:MAX_STEPS],
         "steps_beyond": max(len(rows) - MAX_STEPS, 0),
-        "along": _along(findings, run.n_trajectories),
+        "along": [counts.get(number, 0) for number in range(SLICES)],
     }
 
 
 def slice_size(total: int) -> int:
     """Trajectories in each of the equal stretches."""
     return max(-(-total // SLICES), 1)
-
-
-def _along(found: QuerySet[StoredFinding], total: int) -> list[int]:
-    place = Cast(Floor(F("trajectory__index") / Value(float(slice_size(total)))), IntegerField())
-    counts = dict(found.values_list(place).annotate(n=Count("trajectory", distinct=True)))
-    return [counts.get(number, 0) for number in range(SLICES)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from django.db.models import F
 
@@ -136,7 +136,7 @@ class PairedDifference:
     """The interval does not hold 0."""
 
     @classmethod
-    def of(cls, pairs: Sequence[tuple[float, float]]) -> PairedDifference:
+    def of(cls, pairs: Sequence[tuple[float, float]]) -> Self:
         """The difference of second - first."""
         if (effect := paired_difference(pairs)) is None:
             return cls(len(pairs), None, (None, None), False)

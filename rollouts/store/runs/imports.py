@@ -1,4 +1,5 @@
-"""What an import writes beside trajectories: its progress, its end, and the removal of a file that is not complete."""
+"""What an import writes beside trajectories: its progress, rejected lines, its end, the removal of a file that is not
+complete. Also the trajectories of files that are shown where they lie."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
@@ -6,18 +7,44 @@ from itertools import islice
 from typing import Any
 
 from django.db import connection, transaction
-from django.db.models import Max, QuerySet, Sum
+from django.db.models import F, Max, QuerySet, Sum
 from django.utils import timezone
 
+from rollout_inspector.diagnose.finding import Finding
 from rollout_inspector.formats import Rejected
+from rollout_inspector.streams.trajectory import Trajectory
 from rollouts.store import models
 from rollouts.store.bulk import change_whole
-from rollouts.store.jobs.activity import is_active
-from rollouts.store.jobs.jobs import JobLost, end_job
-from rollouts.store.runs.rejections import MAX_REJECTIONS, add_rejections
-from rollouts.store.runs.runs import beat, delete_trajectories, recount, take_figures
-from rollouts.store.text import without_paths
+from rollouts.store.jobs.jobs import JobLost, end_job, is_active
+from rollouts.store.runs.runs import beat, create_run, delete_trajectories, recount, start_run, take_figures
+from rollouts.store.text import storable_text, without_paths
+from rollouts.store.trajectories.findings import replace_findings
+from rollouts.store.trajectories.save_trajectories import bump_run, save_trajectories
 from rollouts.store.trajectories.trajectories import last_index
+
+MAX_REJECTIONS = 1000  # Rejected lines of a run that are kept with their reason; beyond that they are only counted.
+
+
+def add_rejections(run: models.Run, file: str, rejected: Sequence[Rejected]) -> None:
+    """Keep the reasons as far as the run has room, and count all of them. ``file`` says where they come from."""
+    if not rejected:
+        return
+    with transaction.atomic():
+        # The update comes first: it locks the run, so two writers cannot both take the last room.
+        models.Run.objects.filter(pk=run.pk).update(n_rejected=F("n_rejected") + len(rejected))
+        room = max(MAX_REJECTIONS - models.Rejection.objects.filter(run=run).count(), 0)
+        models.Rejection.objects.bulk_create(
+            models.Rejection(
+                run=run, file=storable_text(file[:500]), line=rejection.line, reason=storable_text(rejection.reason)
+            )
+            for rejection in rejected[:room]
+        )
+
+
+def list_rejections(run: models.Run, limit: int) -> list[models.Rejection]:
+    """The first rejected lines of a run's files. One query, or none when every line was read."""
+    return list(run.rejections.order_by("pk")[:limit]) if run.n_rejected else []
+
 
 IMPORTED = "imported"
 """In the run's settings: what is complete, so that an import that was killed goes on at the file it was at."""
@@ -200,3 +227,54 @@ def never_sent_imports(before: datetime) -> QuerySet[models.Run]:
     Run = models.Run
     waiting = Run.objects.filter(kind=Run.Kind.IMPORT, status=Run.Status.QUEUED, created_at__lt=before, jobs=None)
     return waiting.exclude(engine="recorder")
+
+
+OPENED = "opened"  # In the settings of a run: the files that its trajectories are read from.
+_FIGURES = ("n_steps", "n_rows", "n_tokens", "n_sampled", "n_trained")
+
+
+def opened_run(paths: Sequence[str], **fields: Any) -> models.Run:
+    """The run of these files, made at the first call."""
+    run = models.Run.objects.filter(settings__opened=list(paths)).first()
+    if run is None:
+        name = ", ".join(path.rpartition("/")[2] for path in paths)
+        run = create_run(models.Run.Kind.IMPORT, name, settings={OPENED: list(paths)}, **fields)
+    start_run(run)
+    return run
+
+
+def add_opened(run: models.Run, lines: Sequence[Any], formats: Sequence[str]) -> None:
+    """Add trajectories to the list, with the figures of the index. Their steps and rows are not stored."""
+    names = {"reward": "reward", "group": "prompt_group", "training_step": "training_step",
+             "stop_reason": "stop_reason", "error": "error"}
+    trajectories = [Trajectory(line["name"], **{name: line[key] for name, key in names.items()}) for line in lines]
+    with transaction.atomic():
+        models.Run.objects.filter(pk=run.pk).update(format=", ".join(formats)[:200])
+        records = save_trajectories(run, trajectories)
+        for record, line in zip(records, lines, strict=True):
+            for name in _FIGURES:
+                setattr(record, name, line[name])
+        models.StoredTrajectory.objects.bulk_update(records, _FIGURES, batch_size=100)
+        bump_run(run, {}, **{name: sum(line[name] for line in lines) for name in _FIGURES[:-1]})
+
+
+def add_checked(run: models.Run, diagnoses: Mapping[str, tuple[Sequence[Finding], Mapping[str, Any]]]) -> None:
+    """Add to the list what was found, and what each check came to, in trajectories by their id that nobody opened."""
+    with transaction.atomic():
+        records = list(run.trajectories.filter(external_id__in=list(diagnoses), checks__isnull=True))
+        for record in records:
+            record.checks = dict(diagnoses[record.external_id][1])
+        replace_findings(run, [(record, diagnoses[record.external_id][0]) for record in records])
+
+
+def is_filled(record: models.StoredTrajectory) -> bool:
+    """Whether its steps and rows are stored, as of every run but one that was opened. There it is one query."""
+    return OPENED not in record.run.settings or record.rows.exists()
+
+
+def take_place(record: models.StoredTrajectory) -> None:
+    """Make the record, which was removed, the trajectory that was stored in its place: it keeps the address."""
+    models.StoredTrajectory.objects.filter(run=record.run_id, index=record.index).update(code=record.code)
+    record.pk = models.StoredTrajectory.objects.get(code=record.code).pk
+    record.refresh_from_db()
+    recount(record.run)

@@ -7,7 +7,7 @@ from datetime import timedelta
 from django.db.models import Exists, F, OuterRef, Q
 from django.utils import timezone
 
-from rollouts.store.jobs.activity import CLOCK_LEEWAY, take_back_heartbeats
+from rollouts.store.jobs.jobs import CLOCK_LEEWAY, take_back_heartbeats
 from rollouts.store.models import ACTIVE, Run, StoredTrajectory
 from rollouts.store.runs.runs import end_active_run, fail_run
 from rollouts.store.trajectories.launched_trajectories import cancel_remaining, release_trajectories

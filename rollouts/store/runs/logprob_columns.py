@@ -1,14 +1,14 @@
 """The columns of log-probabilities of a run: what was recorded, and what engines scored later. Any two can be compared.
 A page that compares two columns asks :func:`columns_of` for their names, and reads them by :func:`load_compared`."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from django.db import transaction
-from django.db.models import Count, QuerySet
+from django.db.models import Count, QuerySet, Sum
 from django.utils import timezone
 
 from rollout_inspector.diagnose.gap.figures import TRAINER_LOGPROBS, GapFigures, added, gap_of_rows
@@ -19,7 +19,7 @@ from rollouts.store.bulk import bare, insert_whole, reserve_keys
 from rollouts.store.models import Job, RowScores, Run, ScoredColumn, StoredTrajectory
 from rollouts.store.models.scored_columns import DECODED
 from rollouts.store.trajectories.retokenized import checksum
-from rollouts.store.trajectories.trajectories import load_trajectories, trajectory_batches
+from rollouts.store.trajectories.trajectories import finished_trajectories, load_trajectories, trajectory_batches
 
 Scored = tuple[int, Sequence[Row], Sequence[Floats]]
 """The primary key of a trajectory, its rows, and the scores ``[T]`` of each."""
@@ -229,10 +229,9 @@ def _values(held: RowScores | None, rows: Sequence[Row]) -> list[Floats | None]:
     """The scores ``[T]`` of each row. None where none are stored, or where they were stored for other ids."""
     if held is None:
         return [None] * len(rows)
-    marks = [tuple(pair) for pair in held.rows.reshape(-1, 2).tolist()]
     values: list[Floats | None] = [None] * len(rows)
     start = 0
-    for n, (length, mark) in enumerate(marks):
+    for n, (length, mark) in enumerate(held.rows.reshape(-1, 2).tolist()):
         if n < len(rows) and (length, mark) == mark_of(rows[n]):
             values[n] = held.values[start : start + length]
         start += length
@@ -252,3 +251,52 @@ def not_scored(column: ScoredColumn, found: QuerySet[StoredTrajectory]) -> Query
 def count_scored(column: ScoredColumn) -> int:
     """How many trajectories have scores in a column. One query."""
     return int(column.scores.aggregate(n=Count("pk"))["n"])
+
+
+class NamedCause(NamedTuple):
+    """A cause of :data:`rollout_inspector.diagnose.gap.cause_kinds.CAUSES` in a run."""
+
+    cause: str  # Its name.
+    from_step: int | None  # The first training step that shows it; None = the run has no training steps.
+
+
+def newest_report(run: Run) -> tuple[str, int, str] | None:
+    """Key of the newest report, trajectories that the run had finished then (0 = not told), and column of the trainer
+    (empty = as recorded). None = no report. One query."""
+    done = run.jobs.filter(kind="gap", status=Job.Status.DONE, report__key__isnull=False).order_by("-pk")
+    for key, finished, compared in done.values_list("report__key", "report__finished", "report__compared")[:1]:
+        return key, finished or 0, (compared or ["", ""])[1]
+    return None
+
+
+def named_causes(runs: Collection[Run]) -> dict[int, list[NamedCause]]:
+    """Key of a run -> the causes that its newest report names, in the order of the rules. One query. A report of two
+    other columns than the recorded ones does not speak of sampler and trainer, and is left out."""
+    done = Job.objects.filter(run__in=[run.pk for run in runs], kind="gap", status=Job.Status.DONE)
+    by_run: dict[int, list[NamedCause]] = {}
+    for key, causes, compared in done.order_by("pk").values_list("run_id", "report__causes", "report__compared"):
+        if key is not None and causes is not None and not (compared or ["", ""])[1]:
+            by_run[key] = [NamedCause(cause["cause"], cause["from_step"]) for cause in causes]
+    return by_run
+
+
+RECENT = 200  # Trajectories at the end of a run that are asked for a gap where the answer must be cheap.
+
+
+def has_gap(run: Run, recent: int | None = None) -> bool:
+    """Whether a trajectory of a run has a gap. ``recent``: one of so many last ones, which is cheap in a large run."""
+    if recent is None:
+        return run.trajectories.exclude(gap=None).exists()
+    last = run.trajectories.order_by("-index").values("pk")[:recent]
+    return StoredTrajectory.objects.filter(pk__in=last).exclude(gap=None).exists()
+
+
+def trajectories_with_gap(run: Run, recorded: bool) -> tuple[list[tuple[int, int]], int, int]:
+    """Key and tokens of the finished trajectories; the tokens that they train; how many were left out. Three queries.
+    ``recorded``: those without a recorded gap are left out."""
+    finished, n_without = finished_trajectories(run), 0
+    if recorded:
+        n_without = finished.filter(gap__isnull=True).count()
+        finished = finished.exclude(gap=None)
+    trained: int = finished.order_by().aggregate(n=Sum("n_trained", default=0))["n"]
+    return list(finished.values_list("pk", "n_tokens")), trained, n_without

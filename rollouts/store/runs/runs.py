@@ -1,4 +1,4 @@
-"""Runs: made, found, listed, ended, deleted. No number of queries depends on the number of trajectories."""
+"""Runs: made, found, named, listed, ended, deleted. No number of queries depends on the number of trajectories."""
 
 import time
 from collections import Counter
@@ -9,20 +9,23 @@ from typing import Any
 
 from django.conf import settings
 from django.db import IntegrityError, transaction
-from django.db.models import Count, Exists, F, OuterRef, Q, QuerySet, Sum
+from django.db.models import Count, Exists, F, OuterRef, Q, QuerySet, Subquery, Sum
+from django.db.models.functions import Coalesce, Greatest
 from django.utils import timezone
 
+from rollout_inspector.refusal import Refusal
 from rollouts.store import models
-from rollouts.store.jobs.activity import is_active, is_silent
-from rollouts.store.jobs.jobs import JobLost
+from rollouts.store.jobs.jobs import JobLost, is_active, is_silent
+from rollouts.store.models import ACTIVE, Job, Project, Run, RunTag, ShareLink, StoredTrajectory, TokenSegment
 from rollouts.store.paging import CursorPart, cut_part, read_cursor
 from rollouts.store.people.access import Access
-from rollouts.store.people.projects import key_of
+from rollouts.store.people.activity_log import Action, record
+from rollouts.store.people.members import key_of
 from rollouts.store.runs import figures
 from rollouts.store.runs.forks import keep_prefixes
 from rollouts.store.runs.policy_versions import take_policy_versions
 from rollouts.store.runs.training_steps import take_training_steps
-from rollouts.store.text import without_paths
+from rollouts.store.text import storable_text, without_paths
 from rollouts.store.trajectories import contents
 from rollouts.store.trajectories.launched_trajectories import cancel_remaining
 from rollouts.store.trajectories.token_segments import delete_segments_of, delete_unused, segments_of
@@ -272,29 +275,20 @@ def recount(run: models.Run) -> None:
     with transaction.atomic():
         # What another worker stores meanwhile is counted here, or is added after this.
         models.Run.objects.select_for_update(no_key=True).filter(pk=run.pk).first()
-        values = _totals(run)
+        totals: dict[str, Any] = run.trajectories.aggregate(
+            n_trajectories=Count("pk"),
+            n_finished=Count("pk", filter=Q(status=models.StoredTrajectory.Status.DONE)),
+            n_failed=Count("pk", filter=Q(status=models.StoredTrajectory.Status.FAILED)),
+            **{name: Sum(name) for name in ("n_steps", "n_rows", "n_tokens", "n_sampled")},
+            n_rewards=Count("reward"),
+            reward_sum=Sum("reward"),
+        )
+        values = {name: value or 0 for name, value in totals.items()}
+        kinds = models.StoredFinding.objects.filter(run=run).values_list("kind")
+        values["finding_counts"] = dict(kinds.annotate(n=Count("pk")).order_by("kind"))
         models.Run.objects.filter(pk=run.pk).update(**values)
     for name, value in values.items():
         setattr(run, name, value)
-
-
-def _totals(run: models.Run) -> dict[str, Any]:
-    Status = models.StoredTrajectory.Status
-    totals: dict[str, Any] = run.trajectories.aggregate(
-        n_trajectories=Count("pk"),
-        n_finished=Count("pk", filter=Q(status=Status.DONE)),
-        n_failed=Count("pk", filter=Q(status=Status.FAILED)),
-        n_steps=Sum("n_steps"),
-        n_rows=Sum("n_rows"),
-        n_tokens=Sum("n_tokens"),
-        n_sampled=Sum("n_sampled"),
-        n_rewards=Count("reward"),
-        reward_sum=Sum("reward"),
-    )
-    values = {name: value or 0 for name, value in totals.items()}
-    counts = models.StoredFinding.objects.filter(run=run).values_list("kind").annotate(n=Count("pk")).order_by("kind")
-    values["finding_counts"] = dict(counts)
-    return values
 
 
 def run_of_job(job: models.Job) -> models.Run:
@@ -333,3 +327,94 @@ def note_error(run: models.Run, sentence: str) -> None:
 def count_active(run: models.Run) -> int:
     """Trajectories of a run that have not ended. One query."""
     return run.trajectories.filter(status__in=models.ACTIVE).count()
+
+
+def _runs_of(project: Project | None) -> QuerySet[Run]:
+    return Run.objects.all() if project is None else Run.objects.filter(project=project)
+
+
+def segment_bytes(project: Project | None) -> dict[int, int]:
+    """Key of a run of a project (None = of all) -> the size of its segments; one without is left out. One query."""
+    segments = TokenSegment.objects.filter(run__in=_runs_of(project), replaced_at=None)
+    return dict(segments.values_list("run").annotate(n=Sum("n_bytes")).order_by())
+
+
+def runs_by_change(project: Project | None = None) -> QuerySet[Any]:
+    """The runs of a project (None = of all), the one whose last change is the oldest first. One query. Each has
+    ``changed_at``, and ``is_shared``, ``has_work`` and ``has_file``: what keeps it."""
+    newest = StoredTrajectory.objects.filter(run=OuterRef("pk")).order_by("-index").values("created_at")[:1]
+    now, jobs = timezone.now(), Job.objects.filter(run=OuterRef("pk"))
+    live = ShareLink.objects.filter(revoked_at=None, expires_at__gt=now)
+    return _runs_of(project).annotate(
+        changed_at=Greatest(
+            F("created_at"), Coalesce(F("finished_at"), F("created_at")), Coalesce(Subquery(newest), F("created_at"))
+        ),
+        is_shared=Exists(live.filter(run=OuterRef("pk"))) | Exists(live.filter(trajectory__run=OuterRef("pk"))),
+        has_work=Exists(jobs.filter(status__in=ACTIVE))
+        | Exists(Job.objects.filter(replay__trajectory__run=OuterRef("pk"), status__in=ACTIVE))
+        | Exists(Job.objects.filter(parser_audit__trajectory__run=OuterRef("pk"), status__in=ACTIVE)),
+        has_file=Exists(jobs.filter(kind="export", status=Job.Status.DONE, expires_at__gt=now)),
+    ).order_by("changed_at", "pk")
+
+
+def with_change(run: Run) -> Any | None:
+    """A run as it is now, as :func:`runs_by_change` has it; None = it is gone. One query."""
+    return runs_by_change().filter(pk=run.pk).first()
+
+
+MAX_TAG = 40
+MAX_TAGS = 20  # Tags of one run.
+
+
+def read_tags(text: str) -> list[str]:
+    """Tags from a text with commas, each once. Raises :class:`Refusal`."""
+    names = list(dict.fromkeys(" ".join(storable_text(part).split()) for part in text.split(",")))
+    names = [name for name in names if name]
+    if not names:
+        raise Refusal("Write a tag, or several with commas between them.")
+    if long := next((name for name in names if len(name) > MAX_TAG), None):
+        raise Refusal(f"A tag has at most {MAX_TAG} characters; “{long[:MAX_TAG]}…” is longer.")
+    return names
+
+
+def rename_run(run: Run, name: str) -> None:
+    """Give a run another name. Raises ``ValueError`` for an empty one."""
+    name = " ".join(storable_text(name).split())[:200]
+    if not name:
+        raise Refusal(f"The run “{run.name}” needs a name.")
+    if name != run.name:
+        before, run.name = run.name, name
+        run.save(update_fields=["name"])
+        record(Action.RENAMED, run, detail=f"before: {before}")
+
+
+def add_tags(run: Run, names: Sequence[str]) -> None:
+    """Add tags to a run. Raises :class:`Refusal` when it would have too many."""
+    present = set(run.tags.values_list("name", flat=True))
+    new = [name for name in names if name not in present]
+    if len(present) + len(new) > MAX_TAGS:
+        raise Refusal(f"The run “{run.name}” would have more than {MAX_TAGS} tags. Remove some first.")
+    RunTag.objects.bulk_create([RunTag(run=run, name=name) for name in new], ignore_conflicts=True)
+    if new:
+        record(Action.TAGGED, run, detail=f"added: {', '.join(new)}")
+
+
+def remove_tags(run: Run, names: Sequence[str]) -> None:
+    """Remove tags from a run; those that it lacks are nothing to it."""
+    gone = [name for name in names if run.tags.filter(name=name).delete()[0]]
+    if gone:
+        record(Action.TAGGED, run, detail=f"removed: {', '.join(gone)}")
+
+
+def tags_of(runs: Sequence[models.Run]) -> dict[int, list[str]]:
+    """Key of a run -> its tags by name. One query."""
+    names: dict[int, list[str]] = {}
+    for run, name in models.RunTag.objects.filter(run__in=runs).order_by("name").values_list("run", "name"):
+        names.setdefault(run, []).append(name)
+    return names
+
+
+def known_tags(access: Access, limit: int) -> list[str]:
+    """The first tags by name of the runs that may be seen. One query."""
+    tags = access.limit(models.RunTag.objects.all(), "run__project")
+    return list(tags.order_by("name").values_list("name", flat=True).distinct()[:limit])

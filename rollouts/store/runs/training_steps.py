@@ -1,11 +1,9 @@
 """Figures of a run by training step: counted from the tables, stored, and read."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from django.db import transaction
 from django.db.models import Count, Exists, F, Max, Min, OuterRef, Q, QuerySet, Sum
@@ -80,7 +78,7 @@ def figures_by(
             **{name: total[f"sum_{name}"] for name in _SUMMED if name != "n_lost"},
             "n_lost": None if total["unknown"] else total["sum_n_lost"], "n_repaid": repaid.get(key, 0),
             "n_truncated": truncated.get(key), "n_groups": n_groups, "n_same_reward": n_same,
-            "finding_counts": kinds.get(key, {}), "gap": gap_value(gaps[key]) if key in gaps else None,
+            "finding_counts": kinds.get(key, {}), "gap": gaps.get(key),
         }
 
 
@@ -102,20 +100,16 @@ def _groups(held: QuerySet[StoredTrajectory], axis: str) -> dict[Any, tuple[int,
     return counts
 
 
-def _gaps(held: QuerySet[StoredTrajectory], axis: str) -> dict[Any, GapFigures]:
-    """Value of a column -> the gap over its trajectories."""
+def _gaps(held: QuerySet[StoredTrajectory], axis: str) -> dict[Any, dict[str, float | int | None]]:
+    """Value of a column -> the figures of the gap over its trajectories, as pages and commands show them."""
     gaps: dict[Any, list[GapFigures]] = defaultdict(list)
     values: Any = held.exclude(gap=None).values_list(axis, "gap")
     for key, value in values.iterator(2_000):
         gaps[key].append(GapFigures.from_json(value))
         if len(gaps[key]) == 200:
             gaps[key] = [added(gaps[key])]
-    return {key: added(figures) for key, figures in gaps.items()}
-
-
-def gap_value(gap: GapFigures) -> dict[str, float | int | None]:
-    """The figures of a gap as pages and commands show them."""
-    return {**gap.values(), "low": gap.quantile(0.01), "high": gap.quantile(0.99)}
+    sums = {key: added(figures) for key, figures in gaps.items()}
+    return {key: {**gap.values(), "low": gap.quantile(0.01), "high": gap.quantile(0.99)} for key, gap in sums.items()}
 
 
 def has_training_steps(run: Run) -> bool:
@@ -210,7 +204,7 @@ class TrainingStepLine(FiguresLine):
     """The step of the trainer."""
 
     @classmethod
-    def of(cls, held: TrainingStepFigures) -> TrainingStepLine:
+    def of(cls, held: TrainingStepFigures) -> Self:
         return cls(training_step=held.training_step, **cls.columns(held))
 
 

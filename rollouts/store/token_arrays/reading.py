@@ -126,7 +126,7 @@ def read_places(places: Sequence[Where], names: Collection[str]) -> list[Mapping
     if not places:
         return []
     # Pyarrow takes 40 MB of memory, and installations without segments do without it.
-    from rollouts.store.token_arrays.group_cache import read_arrays
+    from rollouts.store.token_arrays.segment_file import read_arrays
 
     by_key: dict[str, list[int]] = defaultdict(list)
     for n, (key, _) in enumerate(places):

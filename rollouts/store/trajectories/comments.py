@@ -1,13 +1,14 @@
-"""Comments on trajectories. A change that came too late changes nothing."""
+"""Comments on trajectories, where a change that came too late changes nothing, and which of them a user has seen."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from django.db.models import Count, F, Q
+from django.db.models import Count, F, Q, QuerySet
 from django.utils import timezone
 
 from rollout_inspector.refusal import Refusal
-from rollouts.store.models import Comment, StoredTrajectory
+from rollouts.store.jobs.jobs import is_active
+from rollouts.store.models import Comment, Run, Seen, StoredTrajectory
 from rollouts.store.people.activity_log import Action, record
 from rollouts.store.text import storable_text
 from rollouts.store.trajectories import trajectory_parts
@@ -130,3 +131,30 @@ def delete_comment(comment: Comment) -> None:
     """Delete a comment. One that is gone already is nothing to it."""
     if Comment.objects.filter(pk=comment.pk).delete()[0]:
         record(Action.COMMENT_DELETED, comment.trajectory, detail=f"comment {comment.code} of {comment.author_name}")
+
+
+def is_seen(trajectory: StoredTrajectory, reader: int) -> bool:
+    """Whether the user with this key has seen a trajectory. One query."""
+    return Seen.objects.filter(user=reader, trajectory=trajectory).exists()
+
+
+def seen_among(trajectories: Sequence[StoredTrajectory], reader: int) -> set[int]:
+    """The keys of those that the user has seen. One query."""
+    marks = Seen.objects.filter(user=reader, trajectory__in=[record.pk for record in trajectories])
+    return set(marks.values_list("trajectory", flat=True))
+
+
+def seen_in_run(run: Run, reader: int) -> QuerySet[Seen]:
+    """What the user has seen of a run."""
+    return Seen.objects.filter(user=reader, trajectory__run=run)
+
+
+def mark_seen(trajectory: StoredTrajectory, user: Any, seen: bool = True) -> None:
+    """Mark a trajectory as seen by a user, or as not seen; twice is as once. Raises :class:`Refusal` for one that still
+    grows."""
+    if not seen:
+        Seen.objects.filter(user=user, trajectory=trajectory).delete()
+    elif is_active(trajectory):
+        raise Refusal("This trajectory still grows. Mark it as seen when it has ended.")
+    else:
+        Seen.objects.bulk_create([Seen(user=user, trajectory=trajectory)], ignore_conflicts=True)

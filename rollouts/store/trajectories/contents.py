@@ -28,9 +28,7 @@ class Contents:
 
     def add(self, value: Any) -> str:
         """Remember a value. Returns its key."""
-        return self.add_text(canonical_json(value))
-
-    def add_text(self, body: str) -> str:
+        body = canonical_json(value)
         key = hashlib.sha256(body.encode("utf-8")).hexdigest()
         self._bodies[key] = body
         return key
@@ -44,24 +42,19 @@ class Contents:
         in the order of the keys, so that two writers cannot deadlock."""
         missing, self._bodies = self._bodies, {}
         # SQLite lets one writer in at a time, so nothing can go before the commit.
-        locks = connections[DEFAULT_DB_ALIAS].features.has_select_for_update
+        connection = connections[DEFAULT_DB_ALIAS]
+        locks, table = connection.features.has_select_for_update, connection.ops.quote_name(Content._meta.db_table)
+        statement = f"SELECT sha256 FROM {table} WHERE sha256 = ANY(%s) ORDER BY sha256 FOR KEY SHARE"
         while missing:
-            if locks:
-                stored = _lock_stored(sorted(missing))
+            if locks:  # none of the bodies that are stored can be deleted before the transaction ends
+                with connection.cursor() as cursor:
+                    cursor.execute(statement, [sorted(missing)])
+                    stored = {key for (key,) in cursor.fetchall()}
                 missing = {key: body for key, body in missing.items() if key not in stored}
             n_new = insert_values(Content, sorted(missing.items()), ignore_conflicts=True)
             if n_new == len(missing) or not locks:
                 return
             # Another one has stored the same body in this moment: it is not locked yet, so it is looked for again.
-
-
-def _lock_stored(keys: list[str]) -> set[str]:
-    """Those bodies that are stored. None of them can be deleted before the transaction ends."""
-    connection = connections[DEFAULT_DB_ALIAS]
-    table = connection.ops.quote_name(Content._meta.db_table)
-    with connection.cursor() as cursor:
-        cursor.execute(f"SELECT sha256 FROM {table} WHERE sha256 = ANY(%s) ORDER BY sha256 FOR KEY SHARE", [keys])
-        return {key for (key,) in cursor.fetchall()}
 
 
 def keys_of(trajectories: Collection[int]) -> set[str]:

@@ -61,7 +61,13 @@ def columns_beside(
     """The columns ``names`` of the tokens ``[start, stop)`` of a row, each ``[stop - start]``, in nats. One query. NaN
     where a token was not sampled, or nothing was told."""
     columns: dict[str, Floats] = {name: np.full(stop - start, np.nan, dtype=np.float32) for name in names}
-    here = [step for step in _sampled(row, steps, start, stop) if _has_values(step)]
+    # The steps whose completions touch these tokens.
+    here = [
+        step
+        for step in steps
+        if row.follows_steps and step.index in row.steps and _has_values(step)
+        and step.prompt_length < stop and step.prompt_length + step.completion_length > start
+    ]
     read = _read(here, tuple(names) if set(names) <= {ENTROPY, KEPT_SET} else _ALL)
     for step in here:
         first = step.prompt_length
@@ -148,17 +154,6 @@ def beside_token(
 
 
 _ALL = ("logprobs", ENTROPY, KEPT_SET, "alternative_ids", "alternative_logprobs")
-
-
-def _sampled(row: RowSummary, steps: Sequence[StepSummary], start: int, stop: int) -> list[StepSummary]:
-    """The steps whose completions touch the tokens ``[start, stop)`` of a row."""
-    if not row.follows_steps:
-        return []
-    return [
-        step
-        for step in steps
-        if step.index in row.steps and step.prompt_length < stop and step.prompt_length + step.completion_length > start
-    ]
 
 
 def _read(steps: Sequence[StepSummary], names: Collection[str]) -> dict[int, models.StepTokens]:

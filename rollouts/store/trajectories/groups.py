@@ -100,13 +100,6 @@ def sampled_tokens(trajectories: Sequence[StoredTrajectory]) -> tuple[dict[int, 
     return streams, {key: value for key, value in advantages.items() if math.isfinite(value)}, whole
 
 
-def shared_length(left: Ids, right: Ids) -> int:
-    """The number of leading tokens that are equal."""
-    n = min(len(left), len(right))
-    differ = np.flatnonzero(left[:n] != right[:n])
-    return int(differ[0]) if len(differ) else n
-
-
 def shared_questions(runs: Sequence[models.Run], limit: int) -> list[list[models.StoredTrajectory]]:
     """The first trajectories that all runs have, those with an error before the others. Three queries. Each is a
     trajectory of every run, in the order of the runs, all called alike: with one seed, they answer the same

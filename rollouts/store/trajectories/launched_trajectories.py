@@ -20,7 +20,7 @@ from rollouts.store.trajectories.findings import add_findings, set_findings, wor
 from rollouts.store.trajectories.previews import stored_preview
 from rollouts.store.trajectories.save_trajectories import bump_run, reward_totals
 from rollouts.store.trajectories.step_writer import StepWriter, count_tokens
-from rollouts.store.trajectories.stored_steps import stored_steps
+from rollouts.store.trajectories.token_encoding import stored_steps
 
 Status = models.StoredTrajectory.Status
 

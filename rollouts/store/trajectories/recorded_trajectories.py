@@ -15,7 +15,7 @@ from rollouts.store.trajectories.findings import replace_findings
 from rollouts.store.trajectories.previews import stored_preview
 from rollouts.store.trajectories.save_trajectories import bump_run, next_index, reward_totals
 from rollouts.store.trajectories.step_writer import StepWriter
-from rollouts.store.trajectories.stored_steps import stored_steps
+from rollouts.store.trajectories.token_encoding import stored_steps
 
 Status = models.StoredTrajectory.Status
 _TOTALS = ("n_steps", "n_rows", "n_tokens", "n_sampled")

@@ -14,8 +14,7 @@ from rollouts.store import models
 from rollouts.store.bulk import bare, change_whole, insert_whole, reserve_keys
 from rollouts.store.token_arrays import Place
 from rollouts.store.trajectories.contents import Contents
-from rollouts.store.trajectories.stored_steps import StoredSteps
-from rollouts.store.trajectories.token_encoding import EncodedStep, derive_origins, encode_step
+from rollouts.store.trajectories.token_encoding import EncodedStep, StoredSteps, derive_origins, encode_step
 
 
 class StepWriter:
@@ -120,7 +119,12 @@ class StepWriter:
                 self._moved.append(step)
             step.row_index = row_index
         self._rows += stored_rows
-        _count(record, steps, stored_rows)
+        # Rows alone count their own tokens.
+        record.n_steps, record.n_rows = len(steps), len(stored_rows)
+        record.n_trained = sum(row.n_trained for row in stored_rows)
+        record.n_sampled, record.n_tokens = record.n_trained, sum(row.n_tokens for row in stored_rows)
+        if steps:
+            record.n_sampled, record.n_tokens = count_tokens(steps)
         record.n_lost = trained_tokens(values.steps, rows or ()).n_lost
 
     def save(self, trajectories: Sequence[models.StoredTrajectory] = ()) -> None:
@@ -189,19 +193,6 @@ def _merged_row(record: models.StoredTrajectory, index: int, chain: Sequence[mod
         n_trained=sum(step.completion_length for step in chain),
         step_indices=[step.index for step in chain],
     )
-
-
-def _count(
-    record: models.StoredTrajectory, steps: Sequence[models.StoredStep], rows: Sequence[models.StoredRow]
-) -> None:
-    """Counts of a trajectory, from the columns of its steps and rows. Rows alone count their own tokens."""
-    record.n_steps, record.n_rows = len(steps), len(rows)
-    record.n_trained = sum(row.n_trained for row in rows)
-    if steps:
-        record.n_sampled, record.n_tokens = count_tokens(steps)
-    else:
-        record.n_sampled = record.n_trained
-        record.n_tokens = sum(row.n_tokens for row in rows)
 
 
 def count_tokens(steps: Sequence[models.StoredStep]) -> tuple[int, int]:

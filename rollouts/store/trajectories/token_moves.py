@@ -49,17 +49,8 @@ def fill_origins(
         return 0
     steps = models.StoredStep.objects.filter(trajectory__in=lacking, parent__isnull=False)
     stored = steps_with_tokens(steps.order_by("trajectory_id", "index"))
-    filled = derive_origins(
-        [
-            (
-                stored_step.tokens,
-                lacking[stored_step.trajectory_id].steps[stored_step.index],
-                stored_step.messages_shared,
-            )
-            for stored_step in stored
-        ],
-        token_table,
-    )
+    later = [(step.tokens, lacking[step.trajectory_id].steps[step.index], step.messages_shared) for step in stored]
+    filled = derive_origins(later, token_table)
     in_segments = {stored_step.pk for stored_step in stored if stored_step.segment_id is not None}
     with transaction.atomic():
         _lock(models.StoredStep, lacking)
@@ -110,11 +101,8 @@ def _replace(
         return 0
     with transaction.atomic():
         now = {model: _lock(model, keys) for model in (models.StoredStep, models.StoredRow)}
-        filled = set(
-            models.StepTokens.objects.filter(step__trajectory__in=keys, delta_origin__isnull=False).values_list(
-                "pk", flat=True
-            )
-        )
+        with_origin = models.StepTokens.objects.filter(step__trajectory__in=keys, delta_origin__isnull=False)
+        filled = set(with_origin.values_list("pk", flat=True))
         moved = [
             (entry, place)
             for entry, place in zip(found, places, strict=True)

@@ -12,8 +12,7 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from rollout_inspector.formats.readers.inspector_jsonl import encode
-from rollouts.gallery import BUNDLE
-from rollouts.gallery.training_runs import SHARED, STEPS, TRAINING_RUNS
+from rollouts.gallery import BUNDLE, SHARED, STEPS, TRAINING_RUNS
 from rollouts.management import TerminalCommand
 
 

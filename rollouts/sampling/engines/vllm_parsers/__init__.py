@@ -1,14 +1,12 @@
 """vLLM's parsers of replies, each by itself, in a confined process: they are code of others that reads hostile text."""
 
-from __future__ import annotations
-
 import json
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from rollout_inspector.refusal import Refusal
 from rollout_inspector.text.processes import Late, LimitedProcess, ProcessEnded
@@ -109,7 +107,7 @@ class VllmParsers:
         if process is not None:
             process.close()
 
-    def __enter__(self) -> VllmParsers:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -130,13 +130,9 @@ class _Parsers:
             for call in extracted.tool_calls[:MAX_CALLS]
         ]
         # As ``vllm serve`` answers: without a call the text is the content.
-        content = (
-            extracted.content or ""
-            if calls or extracted.tools_called
-            else text
-            if extracted.content is None
-            else extracted.content
-        )
+        content = extracted.content
+        if content is None:
+            content = "" if calls or extracted.tools_called else text
         return {"content": content, "reasoning": "", "calls": calls}
 
 
