@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 
 from inspector.api import checks, comments, jobs, muted, reading, runs, search, training, trajectories
 from inspector.api.callers import ApiTokenAuth, CallerThrottle, SessionAuth
-from inspector.api.remedies import WORDS
+from inspector.api.trajectory_answers import WORDS
 from inspector.runs.compare_page import ComparedRun, KindInRuns, KindOfRun, QuestionInRuns
 from inspector.runs.training.columns_page import ColumnLine
 from inspector.runs.training.overlay import OverlaidChart, Overlay

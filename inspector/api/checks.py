@@ -12,9 +12,10 @@ from django.http.response import HttpResponseBase
 from django.urls import reverse
 from ninja import Query, Router
 
-from inspector.api.answers import AnswerPart, answer, fresh, the_check, with_etag
+from inspector.api.answers import (
+    NOT_CHANGED, AnswerPart, Body, LongText, PartAsked, answer, extra, fresh, the_check, with_etag
+)
 from inspector.api.callers import named_tokenizer, project_for
-from inspector.api.operation_docs import NOT_CHANGED, Body, LongText, PartAsked, extra
 from inspector.chat_templates.check_forms import TemplateCheckForm
 from inspector.chat_templates.views import ask_check
 from inspector.web.access import access

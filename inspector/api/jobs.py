@@ -10,10 +10,11 @@ from ninja import File, Form, Query, Router, Schema
 from ninja.files import UploadedFile
 from pydantic import ConfigDict, Field
 
-from inspector.api.answers import AnswerPart, answer, found, resting_run, the_run, the_trajectory
+from inspector.api.answers import (
+    AnswerPart, Body, JobKind, PartAsked, answer, extra, file_answer, found, resting_run, the_run, the_trajectory
+)
 from inspector.api.callers import named_tokenizer, project_for
-from inspector.api.operation_docs import Body, JobKind, PartAsked, extra, file_answer
-from inspector.api.run_answers import JobAnswer, WholeRun, job_answer, whole_run
+from inspector.api.trajectory_answers import JobAnswer, WholeRun, job_answer, whole_run
 from inspector.runs.jobs.job_views import offered_file
 from inspector.runs.launches.import_views import start_import
 from inspector.runs.training.gap_page import GapPage, gap_of

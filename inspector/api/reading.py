@@ -8,9 +8,10 @@ from django.http.response import HttpResponseBase
 from ninja import Path, Query, Router, Schema
 from pydantic import ConfigDict
 
-from inspector.api.answers import answer, conditional, found, the_trajectory
-from inspector.api.operation_docs import NOT_CHANGED, Body, FileView, extra, file_answer
-from inspector.api.run_answers import JobAnswer, job_answer
+from inspector.api.answers import (
+    NOT_CHANGED, Body, FileView, answer, conditional, extra, file_answer, found, the_trajectory
+)
+from inspector.api.trajectory_answers import JobAnswer, job_answer
 from inspector.trajectories import offline_page
 from inspector.trajectories.parsers_page import audit_state
 from inspector.trajectories.tokens.findings import read_findings

@@ -7,11 +7,11 @@ from ninja import Query, Router, Schema
 from pydantic import ConfigDict, Field
 
 from inspector.api import push_views as push
-from inspector.api.answers import AnswerPart, answer, fresh, members_run, the_run
-from inspector.api.operation_docs import PartAsked, RunKind, extra
-from inspector.api.run_answers import JobAnswer, RunOfProject, WholeRun, job_answer, run_line, whole_run
+from inspector.api.answers import AnswerPart, PartAsked, RunKind, answer, extra, fresh, members_run, the_run
 from inspector.api.tokens import ARROW_ANSWER, lines_as_arrow, wants_arrow
-from inspector.api.trajectory_answers import FindingValues, TrajectoryLine
+from inspector.api.trajectory_answers import (
+    FindingValues, JobAnswer, RunOfProject, TrajectoryLine, WholeRun, job_answer, run_line, whole_run
+)
 from inspector.runs.cached_figures import summary_of
 from inspector.runs.compare_page import MAX_RUNS, RunComparison, compared
 from inspector.runs.filters import ListQuery

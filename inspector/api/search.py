@@ -7,10 +7,8 @@ from django.http import HttpRequest, HttpResponse
 from ninja import Query, Router
 from pydantic import Field
 
-from inspector.api.answers import AnswerPart, answer, the_run
-from inspector.api.operation_docs import LongText, PartAsked, extra
-from inspector.api.run_answers import RunOfProject, run_line
-from inspector.api.trajectory_answers import FoundTrajectory
+from inspector.api.answers import AnswerPart, LongText, PartAsked, answer, extra, the_run
+from inspector.api.trajectory_answers import FoundTrajectory, RunOfProject, run_line
 from inspector.runs.trajectory_values import TrajectoryValues
 from inspector.search.search_page import SearchBusy, SearchResult, search_page, search_turn
 from inspector.web.access import access

@@ -7,12 +7,12 @@ from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from ninja import Path, Query, Router
 
-from inspector.api.answers import AnswerItems, AnswerPart, answer, conditional, found, the_trajectory
-from inspector.api.operation_docs import NOT_CHANGED, PartAsked, extra
-from inspector.api.run_answers import JobAnswer, job_answer
+from inspector.api.answers import (
+    NOT_CHANGED, AnswerItems, AnswerPart, PartAsked, answer, conditional, extra, found, the_trajectory
+)
 from inspector.api.tokens import ARROW_ANSWER, TokensAsked, columns_answer, of_row, of_step, of_window
 from inspector.api.trajectory_answers import (
-    FindingValues, RowValues, StepValues, TokenColumns, TrajectoryAnswer, WholeFinding, WholeStep
+    FindingValues, JobAnswer, RowValues, StepValues, TokenColumns, TrajectoryAnswer, WholeFinding, WholeStep, job_answer
 )
 from inspector.runs.trajectory_values import TrajectoryValues
 from inspector.trajectories.record_page import recorded_step

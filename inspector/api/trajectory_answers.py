@@ -1,14 +1,67 @@
-"""What the API returns of trajectories: steps, rows, tokens, findings. The schema takes these docstrings."""
+"""What the API returns of runs, jobs and trajectories: steps, rows, tokens, findings. The schema takes these docstrings."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
+from django.urls import reverse
+
+from inspector.runs.jobs.job_values import JobValues
+from inspector.runs.run_values import ListedRun, RunValues, ShownRun
 from inspector.runs.trajectory_values import TrajectoryValues
 from inspector.trajectories.tokens.findings import FindingValues
 from inspector.web.twins import Page, some_fields
+from rollout_inspector.refusal import Remedy, Words
+from rollouts.jobs.exports.exports import is_offered
+from rollouts.store.models import Job, Run, StoredTrajectory
 from rollouts.store.trajectories.trajectory_parts import RowSummary, StepSummary
+
+WORDS: Words = {
+    Remedy.LEAVE_OUT: "Leave such trajectories out with `leave_out`, or write them all the same with `force`.",
+    Remedy.OTHER_STRATEGY: "Name another `strategy`, or leave such trajectories out with `leave_out`.",
+    Remedy.CHOOSE_TOKENIZER: "POST /api/v1/runs/CODE/diagnose with a `tokenizer` gives it one.",
+    Remedy.REPLAY_BY_COMMAND: "On a command line there is no limit: manage.py replay, with the code of the trajectory.",
+    Remedy.OWN_FORMAT: "Ask for the `format` own_jsonl, which holds all of them.",
+    Remedy.ADOPT_FILES: "If that database is no longer used, run `manage.py doctor --adopt-files` on the server.",
+}
+
+
+COLUMNS = " ".join(field.name for field in fields(RunValues))
+RunOfProject: Any = some_fields(
+    ListedRun, "RunOfProject", "A run as a line of a list.", f"{COLUMNS} project=project_code"
+)
+WholeRun: Any = some_fields(
+    ShownRun, "WholeRun", "A run with its origin.",
+    f"{COLUMNS} project=project_code tokenizer chat_template rows_chat_template seed_note tool_calls_note created_by "
+    "lacks settings",
+)
+JobAnswer: Any = some_fields(
+    JobValues, "JobValues", "Background work.",
+    "code kind what status active run trajectory check done total error sentence notes file bytes created_at "
+    "finished_at expires_at",
+)
+
+
+def run_line(run: Run) -> Any:
+    """A run whose project is loaded."""
+    return RunOfProject.of(ListedRun.of(run, project_code=run.project.code))
+
+
+def whole_run(run: Run) -> Any:
+    """A run whose project, tokenizer and templates are loaded."""
+    return WholeRun.of(ShownRun.of(run, project=None, project_code=run.project.code))
+
+
+def job_answer(job: Job) -> Any:
+    """A job whose subject is loaded."""
+    return JobAnswer.of(JobValues.with_subject(
+        job, WORDS, run=job.run.code if job.run else None,
+        trajectory=job.subject.code if isinstance(job.subject, StoredTrajectory) else None,
+        check=job.template_check.code if job.template_check else None,
+        file=reverse("api:job_file", kwargs={"code": job.code}) if is_offered(job) else None,
+    ))
+
 
 TrajectoryAnswer: Any = some_fields(
     TrajectoryValues, "TrajectoryValues", "A trajectory.",

@@ -10,8 +10,8 @@ from django.shortcuts import redirect
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods
 
-from inspector.runs.training.alarm_values import LimitLine
-from inspector.team.people_access import of_project
+from inspector.runs.training.alarms_page import LimitLine
+from inspector.team.accounts import of_project
 from inspector.web.twins import Page, page, wants_json
 from rollout_inspector.refusal import Refusal
 from rollouts.store.models import Project, ProjectAlarms, Role

@@ -12,8 +12,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from inspector.runs.muted import MutedValues
-from inspector.team.accounts import AccountLine
-from inspector.team.people_access import for_server_admins, of_project
+from inspector.team.accounts import AccountLine, for_server_admins, of_project
 from inspector.web.access import access
 from inspector.web.forms import PlainForm
 from inspector.web.twins import Page, error_page, from_columns, json_page, page, wants_json

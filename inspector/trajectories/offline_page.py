@@ -15,8 +15,7 @@ from inspector.trajectories.discussion import CommentValues, Discussion, discuss
 from inspector.trajectories.frame import HeaderField, header_fields
 from inspector.trajectories.place import TOKEN_KINDS, View, read_place
 from inspector.trajectories.tokens import lenses
-from inspector.trajectories.tokens.finding_groups import FindingGroup
-from inspector.trajectories.tokens.findings import DrawnFinding, worst_finding
+from inspector.trajectories.tokens.findings import DrawnFinding, FindingGroup, worst_finding
 from inspector.trajectories.tokens.lane_tree import drawn_lanes
 from inspector.trajectories.tokens.reader import Reader
 from inspector.trajectories.tokens.token_view import PagePart, TokenView, at_place, read_view_parts

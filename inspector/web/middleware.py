@@ -10,8 +10,7 @@ from django.http.response import HttpResponseBase
 from django.middleware.gzip import GZipMiddleware
 
 from inspector.web.remedies import WORDS
-from inspector.web.response_parts import PageInParts, compressed
-from inspector.web.twins import error_page
+from inspector.web.twins import PageInParts, compressed, error_page
 from rollout_inspector.refusal import Refusal, worded
 from rollouts.store.people.activity_log import Actor, acting
 

@@ -4,17 +4,22 @@ import ast
 import dataclasses
 import inspect
 import math
+import secrets
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from enum import Enum
+from gzip import GzipFile
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, TypeVar, get_type_hints
 
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http import HttpRequest, HttpResponse, JsonResponse, StreamingHttpResponse
 from django.shortcuts import render
+from django.template.loader import render_to_string
 from django.urls import URLPattern, path
 from django.utils.cache import patch_vary_headers
+from django.utils.safestring import mark_safe
+from django.utils.text import StreamingBuffer
 from pydantic import Field
 
 from inspector.web.problems import API, problem
@@ -148,3 +153,45 @@ def twins(route: str, view: ViewFunction, name: str) -> list[URLPattern]:
     """The two addresses of a page: itself, and `.json` appended (named `NAME-json`)."""
     view.has_json_twin = True  # type: ignore[attr-defined]
     return [path(route, view, name=name), path(f"{route or 'runs'}.json", view, name=f"{name}-json")]
+
+
+PART = 64_000  # The least characters of a part, except the first and the last.
+
+
+class PageInParts(StreamingHttpResponse):
+    """Each part is compressed and sent as soon as it is there."""
+
+
+def page_in_parts(
+    request: HttpRequest, template: str, context: dict[str, Any], name: str, pieces: Iterable[str]
+) -> PageInParts:
+    """The template with ``pieces`` where it writes the variable ``name``. All else is written before the first part."""
+    mark = f"<!-- {secrets.token_hex(16)} -->"  # no text on the page can hold it
+    before, _, after = render_to_string(template, {**context, name: mark_safe(mark)}, request).partition(mark)
+    response = PageInParts(_parts(before, pieces, after))
+    patch_vary_headers(response, ["HX-Request", "HX-Target", "Cookie"])
+    return response
+
+
+def _parts(before: str, pieces: Iterable[str], after: str) -> Iterator[str]:
+    yield before
+    held, size = [], 0
+    for piece in pieces:
+        held.append(piece)
+        size += len(piece)
+        if size >= PART:
+            yield "".join(held)
+            held, size = [], 0
+    yield "".join(held) + after
+
+
+def compressed(parts: Iterable[bytes]) -> Iterator[bytes]:
+    """Each part can be read when it arrives. A name of random length hides the size of the whole, as Django does it."""
+    buffer = StreamingBuffer()
+    name = "a" * secrets.randbelow(100)
+    with GzipFile(filename=name, mode="wb", compresslevel=6, fileobj=buffer, mtime=0) as file:
+        for part in parts:
+            file.write(part)
+            file.flush()
+            yield buffer.read()
+    yield buffer.read()

@@ -11,8 +11,7 @@ from django.urls import reverse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST
 
-from inspector.runs.launches.launch_form import NewRunForm, filled_in, project_of_run
-from inspector.runs.launches.new_run_page import NewRunPage
+from inspector.runs.launches.launch_form import NewRunForm, NewRunPage, filled_in, project_of_run
 from inspector.runs.run_values import RunValues
 from inspector.web.access import access, chosen_project
 from inspector.web.twins import json_page, page, wants_json

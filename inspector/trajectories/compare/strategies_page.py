@@ -15,8 +15,7 @@ from django.urls import reverse
 from inspector.trajectories.compare.side_by_side import (
     MAX_TOKENS, TokenComparison, align_texts, as_json, compare, first_shown, linked, opened_folds
 )
-from inspector.trajectories.frame import TrajectoryHead, base_url, head_of, work_state
-from inspector.trajectories.neighbours import FILTER_FIELDS
+from inspector.trajectories.frame import FILTER_FIELDS, TrajectoryHead, base_url, head_of, work_state
 from inspector.trajectories.place import PagePlace, View
 from inspector.trajectories.tokens import page_queries as data
 from inspector.web.access import may_write

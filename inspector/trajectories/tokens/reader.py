@@ -15,14 +15,12 @@ from inspector.runs.muted import MutedValues
 from inspector.trajectories.compare.sampled_compare import can_compare
 from inspector.trajectories.frame import PageLink, base_url, fingerprint
 from inspector.trajectories.place import MAX_FINDINGS, MAX_RUN_VIEW_TOKENS, VIEW_NAMES, WINDOW, View
-from inspector.trajectories.tokens import lenses, scales
-from inspector.trajectories.tokens.finding_groups import FindingGroup, InRun, group_findings, markdown_of
+from inspector.trajectories.tokens import lenses
 from inspector.trajectories.tokens.finding_marks import comment_marks, drawn_diff, finding_diffs, row_marks
-from inspector.trajectories.tokens.findings import worst_finding
+from inspector.trajectories.tokens.findings import FindingGroup, InRun, group_findings, markdown_of, worst_finding
 from inspector.trajectories.tokens.lane_tree import drawn_lanes, lane_address
 from inspector.trajectories.tokens.lens_values import lens_links
-from inspector.trajectories.tokens.lenses import Legend
-from inspector.trajectories.tokens.scales import Scale, scale_of
+from inspector.trajectories.tokens.lenses import Legend, Scale, scale_of
 from inspector.trajectories.tokens.token_view import TokenView
 from inspector.trajectories.tokens.tokens_page import check_lines
 from inspector.trajectories.tokens.turns import Turn, TurnSection
@@ -339,7 +337,7 @@ class Reader:
         sampled = tokens.origin == Origin.SAMPLED
         # A trainer's row may hold 0.0 for a token that was not sampled. That 0.0 does not mean certainty.
         if tokens.logprobs is not None and _varies(surprise := np.where(sampled, -tokens.logprobs, np.nan)):
-            yield self._strip("logprob", surprise, scales.SURPRISE, "surprise of sampled tokens in nats")
+            yield self._strip("logprob", surprise, lenses.SURPRISE, "surprise of sampled tokens in nats")
         if values is not None and scale is not None:
             part = values[self.start : self.stop]
             part = -part if scale.is_surprise else part
@@ -351,7 +349,7 @@ class Reader:
     def _strip(self, lens: str, values: Floats, scale: Scale, what: str) -> tuple[str, str, bool, str]:
         edges, means = strip_means(values)
         finite = values[np.isfinite(values)]
-        is_share = scale is scales.SHARE
+        is_share = scale is lenses.SHARE
         mean = f"{100 * finite.mean():.3g} %" if is_share else f"{finite.mean():.3g} {scale.unit}".rstrip()
         marks = "full height is 100 %" if is_share else f"steps at {', '.join(scale.edge_texts)}"
         path = strip_path(edges, scale.heights(means), scale.is_signed)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from inspector.trajectories.discussion import Discussion
-from inspector.trajectories.neighbours import FILTER_FIELDS
+from inspector.trajectories.frame import FILTER_FIELDS
 from inspector.trajectories.place import MAX_FINDINGS, WINDOW, PagePlace, read_place
 from inspector.trajectories.tokens import lens_values, lenses, page_queries as data
 from inspector.trajectories.tokens.findings import DrawnFinding, read_findings, worst_finding
