@@ -24,6 +24,7 @@ from rollout_inspector.diagnose.checks import CheckTotal
 from rollout_inspector.formats.limits import memory_of
 from rollout_inspector.refusal import Refusal, worded
 from rollout_inspector.streams.lanes import LeavingPlace, Summary
+from rollouts.jobs.launch import LaunchRefused
 from rollouts.jobs.pushes import Pushed
 from rollouts.store.runs.forks import BreakEffect, ForkFigures, ForkSample, PairedDifference
 from rollouts.store.runs.policy_versions import PolicyVersionLine
@@ -116,6 +117,11 @@ def _refused(request: HttpRequest, error: ApiProblem) -> HttpResponse:
 def _not_done(request: HttpRequest, refusal: Refusal) -> HttpResponse:
     sentence = worded(str(refusal), refusal.remedy, WORDS)
     return problem(422, sentence, {refusal.field: [sentence]} if refusal.field else None)
+
+
+@api.exception_handler(LaunchRefused)
+def _not_launched(request: HttpRequest, refusal: LaunchRefused) -> HttpResponse:
+    return problem(422, str(refusal), {f"settings.{name}": [text] for name, text in refusal.problems.items()})
 
 
 @api.exception_handler(CommentMoved)

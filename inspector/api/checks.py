@@ -13,7 +13,7 @@ from django.urls import reverse
 from ninja import Query, Router
 
 from inspector.api.answers import (
-    NOT_CHANGED, AnswerPart, Body, LongText, PartAsked, answer, extra, fresh, the_check, with_etag
+    NOT_CHANGED, AnswerPart, Body, LongText, PartAsked, answer, extra, the_check, with_etag
 )
 from inspector.api.callers import named_tokenizer, project_for
 from inspector.chat_templates.check_forms import TemplateCheckForm
@@ -125,7 +125,7 @@ def get_check(request: HttpRequest, code: str) -> HttpResponseBase:
     """One template check with its verdict, its repair and its generation tags."""
     check = the_check(request, code)
     if is_active(check) or is_active(check.job):
-        return fresh(json_page(whole_check(check)))
+        return answer(whole_check(check))
     parts = check.pk, check.version, check.job.pk, check.job.finished_at, check.job.error
     return with_etag(request, parts, lambda: json_page(whole_check(check)))
 

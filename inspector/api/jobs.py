@@ -141,11 +141,7 @@ class JobsAsked(PartAsked):
 def launch_run(request: HttpRequest, asked: LaunchAsked) -> HttpResponse:
     """Launch rollouts. The run is returned as it is queued; read it again to follow it."""
     project = project_for(request, asked.project)
-    try:
-        run = launch.launch(asked.settings, name=asked.name.strip(), user=request.user, project=project)
-    except launch.LaunchRefused as refusal:
-        errors = {f"settings.{name}": [sentence] for name, sentence in refusal.problems.items()}
-        raise ApiProblem(422, str(refusal), errors) from refusal
+    run = launch.launch(asked.settings, name=asked.name.strip(), user=request.user, project=project)
     return answer(whole_run(_again(request, run)), 201)
 
 
@@ -170,11 +166,7 @@ def fork_trajectory(request: HttpRequest, code: str, asked: ForkAsked) -> HttpRe
     """Continue a trajectory from a token, or from both sides of a finding. Returns the new forks alone."""
     trajectory = the_trajectory(request, code)
     require(request, trajectory, Role.MEMBER)
-    try:
-        runs = forks.fork(trajectory, asked.settings, request.user)
-    except launch.LaunchRefused as refusal:
-        errors = {f"settings.{name}": [sentence] for name, sentence in refusal.problems.items()}
-        raise ApiProblem(422, str(refusal), errors) from refusal
+    runs = forks.fork(trajectory, asked.settings, request.user)
     return answer(_forks(trajectory, [run.pk for run in runs]), 201)
 
 

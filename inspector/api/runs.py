@@ -18,7 +18,6 @@ from inspector.runs.filters import ListQuery
 from inspector.runs.live_parts import list_part
 from inspector.web.access import access, may_delete, reader_of, too_low
 from inspector.web.problems import ApiProblem, problem
-from inspector.web.twins import json_page
 from rollout_inspector.refusal import Refusal
 from rollouts.jobs import run_actions
 from rollouts.jobs.pushes import Pushed
@@ -153,7 +152,7 @@ def resume_run(request: HttpRequest, code: str) -> HttpResponse:
 @router.get("/runs/{code}/summary", response=RunSummary, openapi_extra=extra())
 def get_summary(request: HttpRequest, code: str) -> HttpResponse:
     """Counts, rewards, stop reasons, findings by kind and checks of a run."""
-    return fresh_json(summary_of(the_run(request, code)))
+    return answer(summary_of(the_run(request, code)))
 
 
 @router.get(
@@ -186,7 +185,7 @@ def push_trajectories(request: HttpRequest, code: str) -> HttpResponse:
     """Push trajectories to a run, as docs/push.md says. The token needs the scope ``push``."""
     status, body = push.take_lines(request, code)
     if status < 400:
-        return fresh_json(body)
+        return answer(body)
     sentence = body.pop("error", "Nothing was stored: every line was rejected. `rejected` says why.")
     return problem(status, sentence, **body)
 
@@ -216,8 +215,3 @@ def list_jobs_of_run(request: HttpRequest, code: str, asked: Query[PartAsked]) -
     run = the_run(request, code)
     columns = {"run__code": run.code}
     return answer(AnswerPart.of(visible_jobs(access(request), columns, asked.cursor, asked.limit), job_answer))
-
-
-def fresh_json(value: Any) -> HttpResponse:
-    """A value that is no page, as JSON that nobody keeps."""
-    return fresh(json_page(value))  # type: ignore[return-value]

@@ -1,4 +1,4 @@
-"""What the API returns of runs, jobs and trajectories: steps, rows, tokens, findings. The schema takes these docstrings."""
+"""What the API returns of runs, jobs and trajectories: steps, rows, tokens. The schema takes these docstrings."""
 
 from __future__ import annotations
 

@@ -2,17 +2,15 @@
 
 from typing import Any
 
-from django.contrib import messages
 from django.db import transaction
 from django.http import Http404, HttpRequest, HttpResponse
-from django.shortcuts import redirect
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods
 
 from inspector.html.inspector_tags import plural
 from inspector.runs.run_values import RunValues
 from inspector.web.access import access, may_delete, require
-from inspector.web.twins import page, wants_json
+from inspector.web.twins import page, told, wants_json
 from rollout_inspector.refusal import Refusal
 from rollouts.jobs import run_actions
 from rollouts.store.models import Role, Run
@@ -41,8 +39,7 @@ def change(request: HttpRequest) -> HttpResponse:
         except ValueError as refusal:
             error = str(refusal)
     if done and not wants_json(request):
-        messages.success(request, done)
-        return redirect("runs")
+        return told(request, done, "runs")
     deleted = done and request.POST.get("do") == "delete"
     return page(
         request, "runs/change.html", _page(request, [] if deleted else runs, error, done), 422 if error else 200

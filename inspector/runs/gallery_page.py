@@ -15,7 +15,7 @@ from django.views.decorators.http import require_http_methods, require_safe
 
 from inspector.html.token_diff import Strip, fault_strip
 from inspector.web.access import access, chosen_project, form_project
-from inspector.web.twins import Page, json_page, page, wants_json
+from inspector.web.twins import Page, json_page, page, told, wants_json
 from rollout_inspector.diagnose.finding import Axis, Severity
 from rollout_inspector.diagnose.kinds import KINDS, FindingKind
 from rollout_inspector.streams.trajectory import Trajectory
@@ -114,16 +114,13 @@ def _load_training(request: HttpRequest) -> HttpResponse:
     try:
         imports = gallery.import_training(project, request.user)
     except ValueError as error:  # the tokenizer of the demo policy cannot be registered
-        if wants_json(request):
-            return json_page({"error": f"The runs were not loaded: {error}"}, 422)
-        messages.error(request, f"The runs were not loaded: {error}", extra_tags="error")
-        return redirect("gallery")
+        sentence = f"The runs were not loaded: {error}"
+        return told(request, sentence, "gallery", twin={"error": sentence}, status=422)
     for _, run, job in imports:
         if job is not None:
             send_import(run, job)
-    if wants_json(request):
-        return json_page({"runs": {example.name: run.code for example, run, _ in imports}}, 202)
-    return redirect(f"{reverse('runs')}?text=GRPO")
+    twin = {"runs": {example.name: run.code for example, run, _ in imports}}
+    return json_page(twin, 202) if wants_json(request) else redirect(f"{reverse('runs')}?text=GRPO")
 
 
 @never_cache
@@ -146,7 +143,14 @@ def one(request: HttpRequest, kind: str) -> HttpResponse:
 def findings(request: HttpRequest) -> HttpResponse:
     """Every kind of finding: what happened, what it does to training, the remedy, and a witness pair."""
     kinds = sorted(KINDS.values(), key=lambda kind: list(AXES).index(kind.axis))
-    entries = [_help_entry(kind) for kind in kinds]
+    entries = [
+        KindEntry.of(
+            kind, remedy=kind.remedy, passes=kind.passes, fails=kind.fails,
+            gallery=reverse("gallery-one", args=[kind.slug]) if kind.slug in in_gallery() else "",
+            not_in_gallery=MISSING.get(kind.slug, ""),
+        )
+        for kind in kinds
+    ]
     return page(request, "help_findings.html", {"kinds": entries}, groups=_by_axis(entries))
 
 
@@ -162,14 +166,6 @@ def _strips(run: Run, findings: Mapping[str, StoredFinding]) -> dict[str, Strip]
     return {
         name: fault_strip(painter, in_gallery()[name], finding) for name, finding in findings.items() if name in KINDS
     }
-
-
-def _help_entry(kind: FindingKind) -> KindEntry:
-    example = reverse("gallery-one", args=[kind.slug]) if kind.slug in in_gallery() else ""
-    return KindEntry.of(
-        kind, remedy=kind.remedy, passes=kind.passes, fails=kind.fails, gallery=example,
-        not_in_gallery=MISSING.get(kind.slug, ""),
-    )
 
 
 def _page(run: Run | None, findings: Mapping[str, StoredFinding]) -> GalleryPage:

@@ -70,7 +70,7 @@ def finding_choices(
         one_row = summary.finding_one_row.get(kind, 0)
         notes = [f"{plural(n, 'trajectory,trajectories')}, {percent_of(n, n_ended)}"] if 0 < n <= n_ended else []
         if len(severities) > 1:
-            notes.append(" and ".join(severity_count(severity, n) for severity, n in severities.items()))
+            notes.append(" and ".join(plural(n, "note" if severity == "info" else severity) for severity, n in severities.items()))
         if tokens is None:
             notes.append("tokens lost or wrong: not known")
         elif tokens:
@@ -90,11 +90,6 @@ def finding_choices(
         return choice.muted, severity, -tokens, -one_row, -choice.count
 
     return sorted(choices, key=place)
-
-
-def severity_count(severity: str, n: int) -> str:
-    """`1 error`, `2 warnings`, `3 notes`."""
-    return plural(n, "note" if severity == "info" else severity)
 
 
 def findings_sentences(summary: RunSummary) -> list[tuple[str, str]]:
@@ -195,12 +190,6 @@ def figures_part(run: Run, wanted: ListQuery) -> dict[str, Any]:
     }
 
 
-def figures_mark(run: Run) -> str:
-    """The mark of the figures, which change with ends and findings alone."""
-    totals = run.n_trajectories, run.n_finished, run.n_failed, run.n_rewards, run.reward_sum
-    return mark_of(totals, sorted(run.finding_counts.items()))
-
-
 def list_page(run: Run, wanted: ListQuery) -> CursorPart[StoredTrajectory]:
     """One part of the run's trajectories. While a launch works, queued trajectories are left out. One query."""
     return list_trajectories(run, _listed(run, wanted), wanted.sort, wanted.after, TRAJECTORIES_PER_PAGE)
@@ -236,10 +225,6 @@ def _known_total(listed: ListQuery, summary: RunSummary) -> int | None:
         if (value := getattr(listed, name)) and listed.model_copy(update={name: ""}).pass_all:
             return counts.get(value, 0)
     return None
-
-
-def list_mark(found: CursorPart[StoredTrajectory]) -> str:
-    return mark_of(found.next, [[getattr(item, name) for name in _MARKED_FIELDS] for item in found.items])
 
 
 def list_part(run: Run, wanted: ListQuery, found: CursorPart[StoredTrajectory], reader: int | None) -> dict[str, Any]:
@@ -301,8 +286,11 @@ class Had:
 
 
 def all_of(run: Run, part: dict[str, Any], found: CursorPart[StoredTrajectory]) -> Had:
-    """The marks of a page that shows everything."""
-    return Had(progress_mark(part), figures_mark(run), list_mark(found), int(time.time()))
+    """The marks of a page that shows everything. Its figures change with ends and findings alone."""
+    totals = run.n_trajectories, run.n_finished, run.n_failed, run.n_rewards, run.reward_sum
+    lines = [[getattr(item, name) for name in _MARKED_FIELDS] for item in found.items]
+    figures = mark_of(totals, sorted(run.finding_counts.items()))
+    return Had(progress_mark(part), figures, mark_of(found.next, lines), int(time.time()))
 
 
 def answer(request: HttpRequest, run: Run, wanted: ListQuery) -> HttpResponse:

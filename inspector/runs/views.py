@@ -4,7 +4,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
@@ -20,7 +19,7 @@ from inspector.runs.training.gap_causes import gap_causes
 from inspector.web.access import (
     access, may_delete, project_name, projects_to_filter, reader_of, reads_run, require, writes_run
 )
-from inspector.web.twins import Page, is_fragment, json_page, page, wants_json
+from inspector.web.twins import Page, is_fragment, json_page, page, told, wants_json
 from rollout_inspector.diagnose.kinds import KINDS
 from rollouts.jobs import run_actions
 from rollouts.store.jobs.activity import is_active
@@ -171,9 +170,7 @@ def detail(request: HttpRequest, run: Run) -> HttpResponse:
 def cancel(request: HttpRequest, run: Run) -> HttpResponse:
     """Ask a run to stop."""
     run_actions.cancel(run)
-    if wants_json(request):
-        return json_page(RunValues.of(run))
-    return redirect("run", run.code)
+    return json_page(RunValues.of(run)) if wants_json(request) else redirect("run", run.code)
 
 
 @writes_run
@@ -182,12 +179,8 @@ def resume(request: HttpRequest, run: Run) -> HttpResponse:
     try:
         run_actions.resume(run)
     except ValueError as refusal:
-        if wants_json(request):
-            return json_page({"error": str(refusal)}, 409)
-        messages.error(request, str(refusal), extra_tags="error")
-    if wants_json(request):
-        return json_page(RunValues.of(run))
-    return redirect("run", run.code)
+        return told(request, str(refusal), "run", run.code, twin={"error": str(refusal)}, status=409)
+    return json_page(RunValues.of(run)) if wants_json(request) else redirect("run", run.code)
 
 
 @writes_run
@@ -197,12 +190,10 @@ def delete(request: HttpRequest, run: Run) -> HttpResponse:
     if not may_delete(request, run):
         require(request, run, Role.ADMIN)
     if request.POST.get("sure") != "yes":
-        messages.error(request, "Nothing was deleted: tick the box beside the button first.", extra_tags="error")
-        return redirect("run", run.code)
+        sentence = "Nothing was deleted: tick the box beside the button first."
+        return told(request, sentence, "run", run.code, status=422)
     try:
         run_actions.delete(run)
     except ValueError as refusal:
-        messages.error(request, str(refusal), extra_tags="error")
-        return redirect("run", run.code)
-    messages.success(request, f"The run “{run.name}” was deleted.")
-    return redirect("runs")
+        return told(request, str(refusal), "run", run.code, status=409)
+    return told(request, f"The run “{run.name}” was deleted.", "runs")

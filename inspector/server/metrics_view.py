@@ -1,6 +1,6 @@
-"""`/metrics`: the state of the system for Prometheus, and requests counted by view and status. Labels are names of ours:
-no address, no user, no code. The processes of a web server count into mapped files of one folder (the multiprocess mode
-of prometheus_client), so that whichever process is asked answers for all of them."""
+"""`/metrics`: the state of the system for Prometheus, and requests counted by view and status. Labels are names of
+ours: no address, no user, no code. The processes of a web server count into mapped files of one folder (the
+multiprocess mode of prometheus_client), so that whichever process is asked answers for all of them."""
 
 import os
 import time

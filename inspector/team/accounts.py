@@ -6,15 +6,13 @@ from datetime import datetime
 from functools import wraps
 from typing import Any, Self
 
-from django.contrib import messages
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse
-from django.shortcuts import redirect
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST, require_safe
 
 from inspector.web.access import access, found_or_404, too_low
-from inspector.web.twins import Page, error_page, page
+from inspector.web.twins import Page, error_page, page, told
 from rollout_inspector.refusal import Refusal
 from rollouts.store.models import Membership, Project, Role
 from rollouts.store.people import activity_log
@@ -132,5 +130,4 @@ def change(request: HttpRequest, pk: int) -> HttpResponse:
     if columns.get("is_active") is False:
         end_sessions(user)
     activity_log.record(Action.ACCOUNT_CHANGED, detail=f"{user.get_username()}: {words}")
-    messages.success(request, f"The account {user.get_username()} is now: {words}.")
-    return redirect("accounts")
+    return told(request, f"The account {user.get_username()} is now: {words}.", "accounts")

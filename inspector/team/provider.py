@@ -16,11 +16,9 @@ from authlib.integrations.base_client import OAuthError
 from authlib.integrations.django_client import DjangoOAuth2App, OAuth
 from authlib.integrations.requests_client import OAuth2Session
 from django.conf import settings
-from django.contrib import messages
 from django.contrib.auth import login as start_session
 from django.contrib.auth.decorators import login_not_required
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
-from django.shortcuts import redirect
 from django.urls import reverse
 from django.utils.crypto import constant_time_compare, salted_hmac
 from django.views.decorators.cache import never_cache
@@ -33,7 +31,7 @@ from requests.utils import select_proxy
 
 from inspector.team.login import BACKEND, next_page
 from inspector.web.access import is_logged_in
-from inspector.web.twins import error_page
+from inspector.web.twins import error_page, told
 from rollouts.store.people import activity_log
 from rollouts.store.people.activity_log import Action
 from rollouts.store.people.identities import SignInRefused, account_of, link_identity
@@ -228,8 +226,7 @@ def callback(request: HttpRequest) -> HttpResponse:
             link_identity(request.user, settings.OIDC_ISSUER, claims)
             detail = f"{request.user.get_username()}: linked with the provider"
             activity_log.record(Action.ACCOUNT_CHANGED, detail=detail)
-            messages.success(request, f"From now on you can sign in through {settings.OIDC_NAME}.")
-            return redirect("account")
+            return told(request, f"From now on you can sign in through {settings.OIDC_NAME}.", "account")
         user, is_new = account_of(settings.OIDC_ISSUER, claims)
     except SignInRefused as refusal:
         activity_log.record(Action.LOGIN_FAILED, user=refusal.name, detail="provider: refused here")

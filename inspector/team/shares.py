@@ -5,10 +5,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Self
 
-from django.contrib import messages
 from django.contrib.auth.decorators import login_not_required
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
-from django.shortcuts import redirect
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
@@ -18,10 +16,10 @@ from inspector.trajectories.place import read_place
 from inspector.trajectories.tokens.page_queries import read_tokens, table_of
 from inspector.trajectories.tokens.tokens_page import TokenFields, window_tokens
 from inspector.web.access import (
-    access, found_or_404, guessed_too_often, is_live, remember_grant, require, share_is_over, visible
+    access, found_or_404, guessed_too_often, is_live, may_delete, remember_grant, require, share_is_over, visible
 )
 from inspector.web.forms import ShareForm
-from inspector.web.twins import Page, error_page, from_columns, json_page, page, wants_json
+from inspector.web.twins import Page, error_page, from_columns, page, told
 from rollout_inspector.text.html.tokens import painter_of
 from rollouts.store.chat_templates.template_checks import find_check
 from rollouts.store.jobs.activity import is_active
@@ -140,7 +138,7 @@ class ShareLine(Page):
         return from_columns(
             cls, record, kind=kind, name=name, url=url, view=view_words(record), made_by=made_by, state=state,
             tokens=window, n_opened=record.n_opened, project=record.project.name,
-            may_revoke=may_revoke(request, record), link=link,
+            may_revoke=may_delete(request, record), link=link,
         )
 
 
@@ -188,26 +186,18 @@ def _create(request: HttpRequest) -> HttpResponse:
     return page(request, template, {"share": ShareLine.of(link, request, address)}, 201)
 
 
-def may_revoke(request: HttpRequest, link: ShareLink) -> bool:
-    """Whether the user of a request may revoke a link: its maker, and an admin of its project."""
-    is_maker = request.user.pk == link.created_by_id
-    return access(request).may(link.project_id, Role.MEMBER if is_maker else Role.ADMIN)
-
-
 @require_POST
 def revoke(request: HttpRequest, pk: int) -> HttpResponse:
     """From now on the link opens nothing."""
     link = find_share(pk=pk)
     if link is None or access(request).role_in(link.project_id) is None:
         raise Http404("There is no such share link.")
-    if not may_revoke(request, link):
+    if not may_delete(request, link):
         sentence = "Only its maker or an admin of its project revokes a share link. Ask them."
         return error_page(request, 403, "This link is not yours", sentence)
     shares.revoke(link)
-    if wants_json(request):
-        return json_page(ShareLine.of(link, request))
-    messages.success(request, f"The link {link.hint}… was revoked; the link now says so.")
-    return redirect("shares")
+    sentence = f"The link {link.hint}… was revoked; the link now says so."
+    return told(request, sentence, "shares", twin=ShareLine.of(link, request))
 
 
 @login_not_required

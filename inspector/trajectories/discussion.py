@@ -167,9 +167,8 @@ def _list(request: HttpRequest, trajectory: StoredTrajectory) -> HttpResponse:
     comments = discussion_of(request, trajectory).comments
     if comments is None:
         raise Http404("A share link shows no comments. Log in to read them.")
-    if wants_json(request):
-        return json_page(CommentsPage(trajectory.code, comments))
-    return redirect(f"{reverse('trajectory', args=[trajectory.code])}#comments")
+    address = f"{reverse('trajectory', args=[trajectory.code])}#comments"
+    return json_page(CommentsPage(trajectory.code, comments)) if wants_json(request) else redirect(address)
 
 
 @writes_trajectory
@@ -178,9 +177,7 @@ def _write(request: HttpRequest, trajectory: StoredTrajectory) -> HttpResponse:
         comment = add_comment(trajectory, request.user, request.POST.get("text", ""), place_of(request.POST))
     except Refusal as refusal:
         return _refused(request, trajectory, refusal, reverse("comments", args=[trajectory.code]))
-    if wants_json(request):
-        return json_page(CommentValues.of(comment, request), 201)
-    return redirect(comment_address(comment, trajectory))
+    return _answer(request, trajectory, comment, 201)
 
 
 @never_cache
@@ -201,10 +198,7 @@ def _comment(trajectory: StoredTrajectory, code: str) -> Comment:
 def _go(request: HttpRequest, trajectory: StoredTrajectory, comment: str) -> HttpResponse:
     if discussion_of(request, trajectory).comments is None:
         raise Http404("A share link shows no comments. Log in to read them.")
-    stored_comment = _comment(trajectory, comment)
-    if wants_json(request):
-        return json_page(CommentValues.of(stored_comment, request))
-    return redirect(comment_address(stored_comment, trajectory))
+    return _answer(request, trajectory, _comment(trajectory, comment))
 
 
 @writes_trajectory
@@ -231,12 +225,15 @@ def _change(request: HttpRequest, trajectory: StoredTrajectory, comment: str) ->
     except Refusal as refusal:
         return _refused(request, trajectory, refusal, values.url, find_comment(trajectory, comment))
     if action == "delete":
-        if wants_json(request):
-            return json_page({"deleted": stored_comment.code})
-        return redirect(comment_address(stored_comment, trajectory).partition("#")[0] + "#comments")
+        address = comment_address(stored_comment, trajectory).partition("#")[0] + "#comments"
+        return json_page({"deleted": stored_comment.code}) if wants_json(request) else redirect(address)
+    return _answer(request, trajectory, _comment(trajectory, comment))
+
+
+def _answer(request: HttpRequest, trajectory: StoredTrajectory, comment: Comment, status: int = 200) -> HttpResponse:
     if wants_json(request):
-        return json_page(CommentValues.of(_comment(trajectory, comment), request))
-    return redirect(comment_address(stored_comment, trajectory))
+        return json_page(CommentValues.of(comment, request), status)
+    return redirect(comment_address(comment, trajectory))
 
 
 def _refused(

@@ -13,7 +13,7 @@ from inspector.html.inspector_tags import kind_words
 from inspector.runs.filters import ORDERS, ListQuery
 from inspector.runs.group_page import group_url
 from inspector.server.health import PATIENCE_SECONDS, has_worker
-from inspector.web.access import reader_of
+from inspector.web.access import may_write, reader_of
 from inspector.web.remedies import WORDS
 from inspector.web.twins import Page
 from rollout_inspector.refusal import Refusal, worded
@@ -257,6 +257,15 @@ def work_state(
     job = record.job
     failed = job.status == Job.Status.FAILED
     return job.status, record, worded(job.error, job.remedy, WORDS) if failed else waiting_words(job)
+
+
+def asking(request: HttpRequest, trajectory: StoredTrajectory, state: str) -> dict[str, Any]:
+    """What a page needs to ask a worker for what it shows, and to follow the work; ``state``: as of :func:`work_state`."""
+    return {
+        "is_pending": state in ("queued", "running"), "may_write": may_write(request),
+        "can_ask": state in ("unasked", "failed", "cancelled") and may_write(request),
+        "ask_url": f"{reverse('trajectory-replay', args=[trajectory.code])}?{request.GET.urlencode()}",
+    }
 
 
 def header_fields(trajectory: StoredTrajectory, run: Run, group_url: str) -> list[HeaderField]:

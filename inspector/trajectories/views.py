@@ -13,8 +13,10 @@ from django.shortcuts import redirect, render
 from django.template.loader import get_template
 from django.urls import reverse
 from django.utils.cache import get_conditional_response
+from django.views.decorators.cache import cache_control
 from django.views.decorators.http import require_POST
 
+from inspector.server.machines import code_version
 from inspector.trajectories import forks_page, tabs
 from inspector.trajectories.discussion import Discussion, discussion_of
 from inspector.trajectories.find_page import alternatives_page, find_page
@@ -41,22 +43,12 @@ from rollouts.store import models
 from rollouts.store.chat_templates.chat_templates import chat_template_texts
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.jobs.jobs import cancel_job
-from rollouts.store.models import StoredTrajectory, StoredTrajectory as Stored
+from rollouts.store.models import StoredTrajectory
 from rollouts.store.trajectories import trajectory_parts
 from rollouts.store.trajectories.seen import mark_seen
 from rollouts.store.trajectories.trajectories import find_trajectory, load_trajectories
 
-
-def _version_of_pages() -> str:
-    """A hash of the code and the templates that write a page."""
-    digest = hashlib.sha256()
-    for folder, pattern in ((settings.BASE_DIR, "inspector/**/*.py"), (settings.WEB_FILES, "templates/**/*.html")):
-        for file in sorted(folder.glob(pattern)):
-            digest.update(file.read_bytes())
-    return digest.hexdigest()
-
-
-PAGE_VERSION = _version_of_pages()  # A part of the ETag, so that no browser keeps a page of an older version.
+PAGE_VERSION = code_version()  # A part of the ETag, so that no browser keeps a page of an older version.
 
 IN_PARTS = 20_000  # A page of at least so many tokens is sent in parts: its head is drawn before its turns are written.
 
@@ -211,7 +203,7 @@ def tab_view(tab: Tab) -> View:
         frame = _frame(request, trajectory, tab)
         return page(request, f"trajectories/{tab.slug}.html", value, **frame, **html)
 
-    return reads_trajectory((conditional if tab.is_kept else _not_kept)(view))
+    return reads_trajectory((conditional if tab.is_kept else cache_control(private=True, no_store=True))(view))
 
 
 @writes_trajectory
@@ -225,27 +217,15 @@ def new_fork(request: HttpRequest, trajectory: StoredTrajectory) -> HttpResponse
             for name, sentence in getattr(refusal, "problems", {"": refusal.sentence}).items():
                 form.add_error(name if name in form.fields else None, sentence)
         else:
-            if wants_json(request):
-                return json_page({"runs": [run.code for run in runs]}, 201)
-            return redirect(reverse("trajectory-forks", args=[trajectory.code]) + "#forks")
+            address = reverse("trajectory-forks", args=[trajectory.code]) + "#forks"
+            twin = {"runs": [run.code for run in runs]}
+            return json_page(twin, 201) if wants_json(request) else redirect(address)
     if wants_json(request):
         return json_page({"errors": form.sentences()}, 422)
     request.share = None  # type: ignore[attr-defined]
     value, html = forks_page.forks_page(request, trajectory, form)
     tab = next(tab for tab in tabs.TABS if tab.slug == "forks")
     return page(request, "trajectories/forks.html", value, 422, **_frame(request, trajectory, tab), **html)
-
-
-def _not_kept(view: View) -> View:
-    """Tells the browser not to keep the page, because it shows work that goes on."""
-
-    @wraps(view)
-    def wrapped(request: HttpRequest, trajectory: StoredTrajectory) -> HttpResponse:
-        response = view(request, trajectory)
-        response["Cache-Control"] = "private, no-store"
-        return response
-
-    return wrapped
 
 
 @writes_trajectory
@@ -280,7 +260,7 @@ def parsers_again(request: HttpRequest, trajectory: StoredTrajectory) -> HttpRes
 
 
 @reads_trajectory
-def finding_script(request: HttpRequest, trajectory: Stored, number: int) -> HttpResponse:
+def finding_script(request: HttpRequest, trajectory: StoredTrajectory, number: int) -> HttpResponse:
     """The script as plain text, so that the browser shows it and the copy button can fetch it."""
     stored = trajectory_parts.numbered_finding(trajectory, number)
     if stored is None:

@@ -39,7 +39,7 @@ MAX_GUESSES = "30/5m"  # Wrong tokens of one kind from one address. A right one 
 
 T = TypeVar("T", Run, StoredTrajectory, TemplateCheck)
 R = TypeVar("R", AlarmRule, MutedKind)
-Made = Run | TemplateCheck | ScoredColumn | AlarmRule | MutedKind  # What members make and delete.
+Made = Run | TemplateCheck | ScoredColumn | AlarmRule | MutedKind | ShareLink  # What members make and delete.
 Found = TypeVar("Found")
 View = Callable[..., HttpResponse]
 
@@ -232,11 +232,6 @@ def _grant(request: HttpRequest, target: Shared) -> tuple[ShareLink | None, bool
     return next((link for link in links if is_live(link)), None), bool(links)
 
 
-def no_permission(request: HttpRequest, view: View) -> HttpResponse:
-    """Redirects to the login page; a script gets a status."""
-    return LoginRequiredMiddleware(view).handle_no_permission(request, view)  # type: ignore[arg-type]
-
-
 def share_is_over(request: HttpRequest) -> HttpResponse:
     """Answers 410: the link worked once."""
     return error_page(
@@ -280,7 +275,7 @@ def _reads(find: Callable[[str], T | None], noun: str) -> Callable[[View], View]
                         target.makers_shown = False
             if target is None and not is_logged_in(request):
                 # A visitor without a link learns nothing, not even whether the code exists.
-                return no_permission(request, view)
+                return LoginRequiredMiddleware(view).handle_no_permission(request, view)  # type: ignore[arg-type]
             response = view(request, found_or_404(target, noun, code), *args, **kwargs)
             patch_vary_headers(response, ["Cookie"])
             if request.share is not None:  # type: ignore[attr-defined]

@@ -13,8 +13,9 @@ from gzip import GzipFile
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, TypeVar, get_type_hints
 
+from django.contrib import messages
 from django.http import HttpRequest, HttpResponse, JsonResponse, StreamingHttpResponse
-from django.shortcuts import render
+from django.shortcuts import redirect, render
 from django.template.loader import render_to_string
 from django.urls import URLPattern, path
 from django.utils.cache import patch_vary_headers
@@ -147,6 +148,21 @@ def error_page(request: HttpRequest, status: int, title: str, sentence: str, run
         return JsonResponse({"error": sentence}, status=status)
     context = {"status": status, "title": title, "sentence": sentence, "run_code": run}
     return render(request, "errors/error.html", context, status=status)
+
+
+def told(
+    request: HttpRequest, sentence: str, to: str, *args: Any, twin: Page | Mapping[str, Any] | None = None,
+    status: int = 200,
+) -> HttpResponse:
+    """What came of a wish: to a program ``twin``, where there is one; else the sentence, on the page ``to``. A status
+    from 400 on is that of a refusal."""
+    if twin is not None and wants_json(request):
+        return json_page(twin, status)
+    if status < 400:
+        messages.success(request, sentence)
+    else:
+        messages.error(request, sentence, extra_tags="error")
+    return redirect(to, *args)
 
 
 def twins(route: str, view: ViewFunction, name: str) -> list[URLPattern]:

@@ -152,13 +152,9 @@ class NewRunForm(PlainForm):
 
     def opens_more(self) -> bool:
         """Whether a folded field has an error or another value than its default, and so is shown open."""
-        names = self._folded()
-        return any(name in self.errors or self[name].value() not in ("", self._defaults.get(name)) for name in names)
-
-    def _folded(self) -> list[str]:
-        """The fields under "Change something"."""
         unfolded = {"model", "strategy", "environment", "prompts", "template_kwargs"}
-        return [name for name in self.fields if name not in unfolded and not name.startswith(TEMPLATES)]
+        names = [name for name in self.fields if name not in unfolded and not name.startswith(TEMPLATES)]
+        return any(name in self.errors or self[name].value() not in ("", self._defaults.get(name)) for name in names)
 
     def clean_prompts_file(self) -> list[Task]:
         upload = self.cleaned_data.get("prompts_file")
@@ -204,17 +200,13 @@ class NewRunForm(PlainForm):
         values = dict(self.cleaned_data)
         for name in TEMPLATES:
             if new := self.cleaned_data.get(f"{name}_new"):
-                values[name] = _registered(self.project, *new)
+                values[name] = register_chat_template(*new, self.project).sha256
         return LaunchSettings.of(values)
 
     def add_problems(self, problems: dict[str, str]) -> None:
         """Put the errors of the launch beside their fields."""
         for name, sentence in problems.items():
             self.add_error(name if name in self.fields else None, sentence)
-
-
-def _registered(project: Project, text: str, label: str) -> str:
-    return register_chat_template(text, label, project).sha256
 
 
 def setting_field(setting: Field[Any]) -> forms.Field:

@@ -6,16 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import redirect
 from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_POST
 
 from inspector.runs.run_values import RunValues
 from inspector.web.access import access, may_write, reader_of, reads_run, require_rule, run_of_form, writes_run
-from inspector.web.twins import Page, json_page, page, wants_json
+from inspector.web.twins import Page, json_page, page, told, wants_json
 from rollout_inspector.diagnose.alarm_rules import (
     FIRST_STEPS, MIN_GAP, MIN_GROUPS, MIN_TRAJECTORIES, TITLES, AlarmFigure, limit_words
 )
@@ -189,10 +187,9 @@ def set_alarm(request: HttpRequest, run: Run) -> HttpResponse:
         if wants_json(request):
             return json_page({"errors": errors}, 422)
         return _page(request, run, errors, typed, 422)
-    if wants_json(request):
-        return json_page({"id": rule.pk, "figure": rule.figure, "kind": rule.kind, "limit": rule.limit}, 201)
-    messages.success(request, "The limit is set. A worker checks the stored figures by it in a few seconds.")
-    return redirect("run-alarms", run.code)
+    twin = {"id": rule.pk, "figure": rule.figure, "kind": rule.kind, "limit": rule.limit}
+    sentence = "The limit is set. A worker checks the stored figures by it in a few seconds."
+    return told(request, sentence, "run-alarms", run.code, twin=twin, status=201)
 
 
 @require_POST
@@ -200,8 +197,7 @@ def drop_alarm(request: HttpRequest, pk: int) -> HttpResponse:
     """Take a limit back: the project's, or the default, holds again."""
     rule = require_rule(request, find_alarm_rule(pk), "limit")
     drop_limit(rule)
-    if wants_json(request):
-        return json_page({"dropped": rule.figure})
-    messages.success(request, "The limit was taken back. A worker checks the stored figures again in a few seconds.")
     run = run_of_form(request, rule)
-    return redirect("project-alarms", rule.project.code) if run is None else redirect("run-alarms", run.code)
+    back = ("project-alarms", rule.project.code) if run is None else ("run-alarms", run.code)
+    sentence = "The limit was taken back. A worker checks the stored figures again in a few seconds."
+    return told(request, sentence, *back, twin={"dropped": rule.figure})

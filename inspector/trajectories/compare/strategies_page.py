@@ -10,15 +10,13 @@ from typing import Any
 
 import numpy as np
 from django.http import HttpRequest
-from django.urls import reverse
 
 from inspector.trajectories.compare.side_by_side import (
     MAX_TOKENS, TokenComparison, align_texts, as_json, compare, first_shown, linked, opened_folds
 )
-from inspector.trajectories.frame import FILTER_FIELDS, TrajectoryHead, base_url, head_of, work_state
+from inspector.trajectories.frame import FILTER_FIELDS, TrajectoryHead, asking, base_url, head_of, work_state
 from inspector.trajectories.place import PagePlace, View
 from inspector.trajectories.tokens import page_queries as data
-from inspector.web.access import may_write
 from inspector.web.twins import whole_number
 from rollout_inspector.streams.figures import percent_of, trained_as_sampled
 from rollout_inspector.streams.strategies import STRATEGIES, about_strategy
@@ -55,7 +53,11 @@ class StrategiesPage(TrajectoryHead):
 
 def strategies_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tuple[StrategiesPage, dict[str, Any]]:
     """The figures, and the comparison that the address asks for."""
-    state, replay, words = _replay_of(trajectory)
+    state, replay, words = work_state(
+        trajectory, trajectory_replays.missing, lambda: trajectory_replays.current(trajectory),
+        live="Strategies are replayed when the trajectory has ended.",
+        unasked="No strategy has been replayed over this trajectory yet. Log in to replay one.",
+    )
     rows, steps = parts.rows_and_steps(trajectory)
     figures = replay.report["strategies"] if replay is not None and replay.report else []
     page = StrategiesPage(
@@ -70,10 +72,7 @@ def strategies_page(request: HttpRequest, trajectory: models.StoredTrajectory) -
         "words": words,
         "notices": notices,
         "tokenizer_missing": missing,
-        "is_pending": state in ("queued", "running"),
-        "may_write": may_write(request),
-        "can_ask": state in ("unasked", "failed", "cancelled") and may_write(request),
-        "ask_url": f"{reverse('trajectory-replay', args=[trajectory.code])}?{request.GET.urlencode()}",
+        **asking(request, trajectory, state),
         "lines": [_line(figure, trajectory, rows, steps, request.GET) for figure in page.strategies],
         "recorded_share": _recorded_share(trajectory),
         "recorded_repaid": _recorded_repaid(rows, steps),
@@ -118,15 +117,6 @@ def _recorded_repaid(rows: Sequence[RowSummary], steps: Sequence[StepSummary]) -
     for step in steps:
         firsts.setdefault(step.row, step)
     return sum(step.shared_length for step in firsts.values() if step.parent is not None)
-
-
-def _replay_of(trajectory: models.StoredTrajectory) -> tuple[str, models.Replay | None, str]:
-    """How far the replay is, the replay, and a sentence."""
-    return work_state(
-        trajectory, trajectory_replays.missing, lambda: trajectory_replays.current(trajectory),
-        live="Strategies are replayed when the trajectory has ended.",
-        unasked="No strategy has been replayed over this trajectory yet. Log in to replay one.",
-    )
 
 
 def _line(

@@ -69,6 +69,13 @@ class Reader:
         self.start = view.place.window
         self.stop, self.sections = self._sections()
         self.tokens = view.tokens.slice(self.start, self.stop)
+        self.has_foreign = any(section.n_foreign for section in self.sections)
+        self.here = "in this window" if view.place.view == View.TOKENS else "in this row"
+        self.window_text = f"tokens {self.start:,}-{self.stop:,} of {self.n_tokens:,}"
+        self.mark_text = "{}-{}".format(*view.place.mark) if view.place.mark else ""
+        self.map_mark = extent(*view.place.mark, self.n_tokens) if view.place.mark else None
+        self.anchor = f"row-{view.place.row}-" if view.place.most else ""
+        """Tells the turns of the rows of a file apart."""
 
     def _classes(self) -> np.ndarray | None:
         """The class of each token of the row, where the lens is no built-in one that the tokens tell by themselves."""
@@ -114,10 +121,6 @@ class Reader:
         return self.place.solo if any(part.turn.number == self.place.solo for part in self.sections) else 0
 
     @property
-    def here(self) -> str:
-        return "in this window" if self.place.view == View.TOKENS else "in this row"
-
-    @property
     def previous_url(self) -> str:
         before = max(self.start - WINDOW, 0) if self.place.view == View.TOKENS else 0
         return self.place.query(window=before, mark=None) if self.start > 0 else ""
@@ -134,10 +137,6 @@ class Reader:
     @property
     def _rest_url(self) -> str:
         return self.place.query(window=self.stop, mark=None) if self.stop < self.n_tokens else ""
-
-    @property
-    def window_text(self) -> str:
-        return f"tokens {self.start:,}-{self.stop:,} of {self.n_tokens:,}"
 
     @property
     def mixes_directions(self) -> bool:
@@ -238,10 +237,6 @@ class Reader:
         ]
         return [(name, value) for name, value in [*fields, *place.keep] if value]
 
-    @property
-    def mark_text(self) -> str:
-        return f"{self.place.mark[0]}-{self.place.mark[1]}" if self.place.mark else ""
-
     # The lens --------------------------------------------------------------------------------------------------------
 
     @property
@@ -257,10 +252,6 @@ class Reader:
     @property
     def has_gaps(self) -> bool:
         return any(gap != self.comment_signs.get(at) for at, gap in self.marks.gaps.items())
-
-    @property
-    def has_foreign(self) -> bool:
-        return any(section.n_foreign for section in self.sections)
 
     @property
     def lens_notes(self) -> dict[str, str]:
@@ -321,10 +312,6 @@ class Reader:
     def map_window(self) -> dict[str, str] | None:
         is_part = self.stop - self.start < self.n_tokens
         return extent(self.start, self.stop, self.n_tokens) if is_part else None
-
-    @property
-    def map_mark(self) -> dict[str, str] | None:
-        return extent(*self.place.mark, self.n_tokens) if self.place.mark else None
 
     @property
     def strips(self) -> Iterator[tuple[str, str, bool, str]]:
@@ -476,11 +463,6 @@ class Reader:
         return f"{self.own}{self.place.query()}&have={fingerprint(trajectory)}" if is_active(trajectory) else ""
 
     # In a saved file -------------------------------------------------------------------------------------------------
-
-    @property
-    def anchor(self) -> str:
-        """Tells the turns of the rows of a file apart."""
-        return f"row-{self.place.row}-" if self.place.most else ""
 
     @property
     def part_text(self) -> str:
