@@ -13,13 +13,12 @@ from ninja.parser import Parser
 from pydantic import TypeAdapter
 
 from inspector.api import checks, comments, jobs, muted, reading, runs, search, training, trajectories
+from inspector.api.answers import WORDS
 from inspector.api.callers import ApiTokenAuth, CallerThrottle, SessionAuth
-from inspector.api.trajectory_answers import WORDS
 from inspector.runs.compare_page import ComparedRun, KindInRuns, KindOfRun, QuestionInRuns
 from inspector.runs.training.columns_page import ColumnLine
 from inspector.runs.training.overlay import OverlaidChart, Overlay
-from inspector.web.problems import ApiProblem, ProblemDocument, problem
-from inspector.web.twins import Page, field_docs
+from inspector.web.twins import ApiProblem, Page, ProblemDocument, field_docs, problem
 from rollout_inspector.diagnose.checks import CheckTotal
 from rollout_inspector.formats.limits import memory_of
 from rollout_inspector.refusal import Refusal, worded

@@ -10,7 +10,7 @@ from ninja.throttling import BaseThrottle
 from ninja.utils import check_csrf
 
 from inspector.web.access import access, guessed_too_often, too_low, visible_projects
-from inspector.web.problems import ApiProblem
+from inspector.web.twins import ApiProblem
 from rollout_inspector.refusal import Refusal
 from rollouts.store.chat_templates.tokenizers import tokenizer_named
 from rollouts.store.models import ApiToken, Project, Role, Tokenizer

@@ -19,8 +19,7 @@ from inspector.api.callers import named_tokenizer, project_for
 from inspector.chat_templates.check_forms import TemplateCheckForm
 from inspector.chat_templates.views import ask_check
 from inspector.web.access import access
-from inspector.web.problems import ApiProblem
-from inspector.web.twins import Page, from_columns, json_page, some_fields
+from inspector.web.twins import ApiProblem, Page, from_columns, json_page, some_fields
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.models import TemplateCheck
 from rollouts.store.parameters import Text

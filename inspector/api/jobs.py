@@ -11,17 +11,16 @@ from ninja.files import UploadedFile
 from pydantic import ConfigDict, Field
 
 from inspector.api.answers import (
-    AnswerPart, Body, JobKind, PartAsked, answer, extra, file_answer, found, resting_run, the_run, the_trajectory
+    AnswerPart, Body, JobAnswer, JobKind, PartAsked, WholeRun, answer, extra, file_answer, found, job_answer,
+    resting_run, the_run, the_trajectory, whole_run
 )
 from inspector.api.callers import named_tokenizer, project_for
-from inspector.api.trajectory_answers import JobAnswer, WholeRun, job_answer, whole_run
 from inspector.runs.jobs.job_views import offered_file
 from inspector.runs.launches.import_views import start_import
 from inspector.runs.training.gap_page import GapPage, gap_of
 from inspector.web.access import access, reader_of, require
 from inspector.web.forms import NO_TOKENIZER, ImportForm
-from inspector.web.problems import ApiProblem
-from inspector.web.twins import Page
+from inspector.web.twins import ApiProblem, Page
 from rollouts.jobs import diagnosis, forks, gap_reports, launch
 from rollouts.jobs.broker import send_job
 from rollouts.jobs.exports import exports

@@ -19,8 +19,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, Wi
 
 from inspector.api.callers import api_key_of
 from inspector.web.access import access
-from inspector.web.problems import ApiProblem
-from inspector.web.twins import Page, json_page, whole_number
+from inspector.web.twins import ApiProblem, Page, json_page, whole_number
 from rollout_inspector.formats.limits import memory_of
 from rollout_inspector.formats.training_step import checked_rule
 from rollouts.jobs import push_process, run_actions

@@ -7,17 +7,17 @@ from ninja import Query, Router, Schema
 from pydantic import ConfigDict, Field
 
 from inspector.api import push_views as push
-from inspector.api.answers import AnswerPart, PartAsked, RunKind, answer, extra, fresh, members_run, the_run
-from inspector.api.tokens import ARROW_ANSWER, lines_as_arrow, wants_arrow
-from inspector.api.trajectory_answers import (
-    FindingValues, JobAnswer, RunOfProject, TrajectoryLine, WholeRun, job_answer, run_line, whole_run
+from inspector.api.answers import (
+    AnswerPart, FindingValues, JobAnswer, PartAsked, RunKind, RunOfProject, TrajectoryLine, WholeRun, answer, extra,
+    fresh, job_answer, members_run, run_line, the_run, whole_run
 )
+from inspector.api.tokens import ARROW_ANSWER, lines_as_arrow, wants_arrow
 from inspector.runs.cached_figures import summary_of
 from inspector.runs.compare_page import MAX_RUNS, RunComparison, compared
 from inspector.runs.filters import ListQuery
 from inspector.runs.live_parts import list_part
 from inspector.web.access import access, may_delete, reader_of, too_low
-from inspector.web.problems import ApiProblem, problem
+from inspector.web.twins import ApiProblem, problem
 from rollout_inspector.refusal import Refusal
 from rollouts.jobs import run_actions
 from rollouts.jobs.pushes import Pushed

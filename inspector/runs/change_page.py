@@ -1,6 +1,5 @@
 """`/runs/change`: rename, tag, untag or delete several runs. The page names each of them before anything goes."""
 
-from typing import Any
 
 from django.db import transaction
 from django.http import Http404, HttpRequest, HttpResponse
@@ -41,19 +40,14 @@ def change(request: HttpRequest) -> HttpResponse:
     if done and not wants_json(request):
         return told(request, done, "runs")
     deleted = done and request.POST.get("do") == "delete"
-    return page(
-        request, "runs/change.html", _page(request, [] if deleted else runs, error, done), 422 if error else 200
-    )
-
-
-def _page(request: HttpRequest, runs: list[Run], error: str, done: str) -> dict[str, Any]:
-    """The chosen runs, newest first; why nothing was changed, and what was."""
+    runs = [] if deleted else runs
     tags = tags_of(runs) if runs else {}
     chosen = [
         {"run": RunValues.of(run), "tags": tags.get(run.pk, []), "may_delete": may_delete(request, run)}
         for run in runs
     ]
-    return {"runs": chosen, "error": error, "done": done}
+    data = {"runs": chosen, "error": error, "done": done}
+    return page(request, "runs/change.html", data, 422 if error else 200)
 
 
 def _do(request: HttpRequest, runs: list[Run], n: int) -> str:

@@ -145,7 +145,13 @@ def cost(request: HttpRequest, run: Run) -> HttpResponse:
         finding=kind,
         totals={**asdict(run_cost.totals), "foreign": run_cost.totals.foreign},
         kinds=[
-            _kind(cost, run.n_ended, run.n_sampled, here, cost.kind in muted_in(run), damages.get(cost.kind))
+            KindLine(
+                **asdict(cost), title=finding_title(cost.kind), share=share(cost.trajectories, run.n_ended),
+                percent=percent_of(cost.trajectories, run.n_ended),
+                lost_percent=percent_of(cost.trained_tokens_lost or None, run.n_sampled),
+                wrong_percent=percent_of(cost.trained_tokens_wrong or None, run.n_sampled),
+                url=f"{here}?finding={cost.kind}", muted=cost.kind in muted_in(run), damage=damages.get(cost.kind),
+            )
             for cost in run_cost.kinds
         ],
         by_step=[{"step": step, "trajectories": n} for step, n in run_cost.by_step],
@@ -186,22 +192,6 @@ def measure(request: HttpRequest, run: Run) -> HttpResponse:
     if is_new and (sentence := send_job(job)):
         return tell(request, run, sentence, 503, back)
     return tell(request, run, "A worker of the model measures the damage of this run.", 202, back, job)
-
-
-def _kind(
-    one: KindCost, total: int, sampled: int, here: str, muted: bool, damage_of_kind: float | None
-) -> KindLine:
-    return KindLine(
-        **asdict(one),
-        title=finding_title(one.kind),
-        share=share(one.trajectories, total),
-        percent=percent_of(one.trajectories, total),
-        lost_percent=percent_of(one.trained_tokens_lost or None, sampled),
-        wrong_percent=percent_of(one.trained_tokens_wrong or None, sampled),
-        url=f"{here}?finding={one.kind}",
-        muted=muted,
-        damage=damage_of_kind,
-    )
 
 
 def _sums(found: RunCost) -> dict[str, int | None]:

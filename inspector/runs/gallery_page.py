@@ -13,7 +13,7 @@ from django.urls import reverse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_safe
 
-from inspector.html.token_diff import Strip, fault_strip
+from inspector.html.token_diff import fault_strip
 from inspector.web.access import access, chosen_project, form_project
 from inspector.web.twins import Page, json_page, page, told, wants_json
 from rollout_inspector.diagnose.finding import Axis, Severity
@@ -98,10 +98,18 @@ def index(request: HttpRequest) -> HttpResponse:
             return redirect("gallery")
     findings = gallery_findings(run, EXAMPLES) if run else {}
     data = _page(run, findings)
-    strips = _strips(run, findings) if run else {}
+    painter = painter_of(byte_table_of(run)) if run else None
+    # Name of a trajectory that is called after a kind -> the picture of its fault.
+    strips = {
+        name: fault_strip(painter, in_gallery()[name], finding)
+        for name, finding in findings.items() if painter is not None and name in KINDS
+    }
+    # Before the axes stand the entries that a newcomer looks at first.
+    by_kind = {entry.kind: entry for entry in data.entries}
+    others = _by_axis([entry for entry in data.entries if entry.kind not in FIRST])
     groups = [
         (axis, common, [(entry, strips.get(entry.kind)) for entry in entries])
-        for axis, common, entries in _first_and_by_axis(data.entries)
+        for axis, common, entries in [(BEGIN, BEGIN_WORDS, [by_kind[kind] for kind in FIRST]), *others]
     ]
     return page(
         request, "gallery.html", data, groups=groups, where=form_project(request), n_training=len(TRAINING_RUNS)
@@ -160,14 +168,6 @@ def in_gallery() -> dict[str, Trajectory]:
     return {trajectory.external_id: trajectory for trajectory in gallery.trajectories()}
 
 
-def _strips(run: Run, findings: Mapping[str, StoredFinding]) -> dict[str, Strip]:
-    """Name of a trajectory that is called after a kind -> the picture of its fault."""
-    painter = painter_of(byte_table_of(run))
-    return {
-        name: fault_strip(painter, in_gallery()[name], finding) for name, finding in findings.items() if name in KINDS
-    }
-
-
 def _page(run: Run | None, findings: Mapping[str, StoredFinding]) -> GalleryPage:
     urls = (
         {
@@ -193,13 +193,6 @@ def _page(run: Run | None, findings: Mapping[str, StoredFinding]) -> GalleryPage
     ]
     missing = [(KINDS[slug].title, why) for slug, why in MISSING.items()]
     return GalleryPage(run.code if run else None, urls.get(CLEAN, ""), entries, missing)
-
-
-def _first_and_by_axis(entries: Sequence[KindEntry]) -> list[tuple[str, str, list[KindEntry]]]:
-    """The same of the gallery: before the axes stand the entries that a newcomer looks at first."""
-    by_kind = {entry.kind: entry for entry in entries}
-    first = [by_kind[kind] for kind in FIRST]
-    return [(BEGIN, BEGIN_WORDS, first), *_by_axis([entry for entry in entries if entry.kind not in FIRST])]
 
 
 def _by_axis(entries: Sequence[KindEntry]) -> list[tuple[str, str, list[KindEntry]]]:

@@ -70,7 +70,8 @@ def finding_choices(
         one_row = summary.finding_one_row.get(kind, 0)
         notes = [f"{plural(n, 'trajectory,trajectories')}, {percent_of(n, n_ended)}"] if 0 < n <= n_ended else []
         if len(severities) > 1:
-            notes.append(" and ".join(plural(n, "note" if severity == "info" else severity) for severity, n in severities.items()))
+            words = {"info": "note"}
+            notes.append(" and ".join(plural(n, words.get(severity, severity)) for severity, n in severities.items()))
         if tokens is None:
             notes.append("tokens lost or wrong: not known")
         elif tokens:

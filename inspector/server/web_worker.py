@@ -34,23 +34,10 @@ class ClientCutOff(ConnectionResetError):
         super().__init__(errno.ECONNRESET, "the client was too slow")
 
 
-class Waits:
-    """The connections for which threads of this process wait."""
-
-    def __init__(self) -> None:
-        self.clients: set[ClientSocket] = set()
-
-    def cut_off_slow(self) -> None:
-        """End each connection that keeps a thread waiting for longer than is fair."""
-        for client in list(self.clients):
-            if client.behind() > SCARCE_SECONDS:
-                client.cut_off()
-
-
 class ClientSocket(socket.socket):
     """A connection to a client. In blocking mode a call waits as long as the client is not too slow."""
 
-    def __init__(self, waits: Waits, fileno: int) -> None:
+    def __init__(self, waits: set[ClientSocket], fileno: int) -> None:
         super().__init__(fileno=fileno)
         self.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         self._waits = waits
@@ -105,11 +92,11 @@ class ClientSocket(socket.socket):
         poll.register(self, event)
         patience = STALL_SECONDS - self._behind
         self._since = time.monotonic()
-        self._waits.clients.add(self)
+        self._waits.add(self)
         try:
             is_ready = patience > 0 and bool(poll.poll(patience * 1000))
         finally:
-            self._waits.clients.discard(self)
+            self._waits.discard(self)
             self._behind += time.monotonic() - self._since
             self._since = None
         if not is_ready or self._is_cut:
@@ -157,7 +144,7 @@ class WebWorker(gthread.ThreadWorker):  # type: ignore[misc]
             raise ConfigError("This worker class does not speak HTTPS. Put a proxy that does in front of it.")
 
     def init_process(self) -> None:
-        self.waits = Waits()
+        self.waits: set[ClientSocket] = set()  # The connections for which threads of this process wait.
         self.places = max(self.cfg.threads // 2, 1)
         self.line: deque[Connection] = deque()  # Requests that wait for one of the places for bodies.
         super().init_process()
@@ -249,8 +236,10 @@ class WebWorker(gthread.ThreadWorker):  # type: ignore[misc]
     def murder_pending(self) -> None:
         """Close what has waited too long, and cut off the clients for which threads wait while requests need them."""
         super().murder_pending()
-        if self._is_scarce() and len(self.waits.clients) >= self.cfg.threads // 2:
-            self.waits.cut_off_slow()
+        if self._is_scarce() and len(self.waits) >= self.cfg.threads // 2:
+            for client in list(self.waits):
+                if client.behind() > SCARCE_SECONDS:
+                    client.cut_off()
         while self.line and time.monotonic() > (self.line[0].deadline or 0):
             conn = self.line.popleft()
             with contextlib.suppress(OSError):

@@ -7,12 +7,14 @@ from typing import Any, Self
 
 from django.contrib.auth.decorators import login_not_required
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
+from django.urls import reverse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from inspector.team.join import too_many_guesses
-from inspector.team.shared_views import target_of, view_words
-from inspector.trajectories.place import read_place
+from inspector.trajectories.place import VIEW_NAMES, View, read_place
+from inspector.trajectories.tabs import TABS, TOKENS
+from inspector.trajectories.tokens.lenses import column_label, find
 from inspector.trajectories.tokens.page_queries import read_tokens, table_of
 from inspector.trajectories.tokens.tokens_page import TokenFields, window_tokens
 from inspector.web.access import (
@@ -20,6 +22,7 @@ from inspector.web.access import (
 )
 from inspector.web.forms import ShareForm
 from inspector.web.twins import Page, error_page, from_columns, page, told
+from rollout_inspector.diagnose.kinds import title_of
 from rollout_inspector.text.html.tokens import painter_of
 from rollouts.store.chat_templates.template_checks import find_check
 from rollouts.store.jobs.activity import is_active
@@ -30,6 +33,59 @@ from rollouts.store.people.shares import count_opening, create_share, find_share
 from rollouts.store.runs.runs import find_run
 from rollouts.store.trajectories.trajectories import find_trajectory
 from rollouts.store.trajectories.trajectory_parts import rows_and_steps
+
+SIDES = {"prompt": "its prompt and what it should have been", "trained": "sampled and trained"}
+
+
+def target_of(link: ShareLink) -> tuple[str, str, str]:
+    """Kind, name and address (query included) of what a link opens."""
+    query = f"?{link.query}" if link.query else ""
+    if link.run is not None:
+        return "run", link.run.name, f"/runs/{link.run.code}{query}"
+    if link.trajectory is not None:
+        # The parameter `page` names a tab; the others are those of its address.
+        params = QueryDict(link.query, mutable=True)
+        page = (params.pop("page", None) or [""])[-1]
+        tab = next((tab for tab in TABS if tab.slug == page), TOKENS)
+        query = f"?{params.urlencode()}" if params else ""
+        return "trajectory", link.trajectory.external_id, reverse(tab.url_name, args=[link.trajectory.code]) + query
+    if link.check_result is not None:
+        return "check", link.check_result.template_name, f"/templates/checks/{link.check_result.code}{query}"
+    raise Http404("What this link opened has been deleted.")
+
+
+def view_words(link: ShareLink) -> str:
+    """What a link shows of its target, such as ``side by side, step 3``; empty = its page as it opens by itself."""
+    words: list[str] = []
+    for name, values in QueryDict(link.query).lists():
+        value = values[-1]
+        if name == "page":
+            words += [tab.here for tab in TABS if tab.slug == value and tab.here]
+        elif name == "open":
+            words.append(f"{len(values)} fold{'s' * (len(values) != 1)} open")
+        elif name not in ("place", "w", "top", "after") and value:
+            words.append(_words(name, value))
+    return ", ".join(words)
+
+
+def _words(name: str, value: str) -> str:
+    if name == "view":
+        return VIEW_NAMES[View.TOKENS if value == View.TOKENS else View.RUNS]
+    if name == "lens":
+        lens = find(value)
+        return f"lens {lens.label if lens else column_label(value)}"
+    if name == "t":
+        return f"tokens {value}"
+    if name == "find":
+        return f"find “{value}”"
+    if name == "solo":
+        return f"turn {value} alone"
+    if name == "side":
+        return SIDES.get(value, f"side {value}")
+    if name == "finding":
+        return f"finding “{title_of(value)}”"
+    return f"{name.replace('_', ' ')} {value}"
+
 
 MAX_SHARED_TOKENS = 4096  # The most tokens of such a link: one window of the token view.
 

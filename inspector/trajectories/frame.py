@@ -188,12 +188,6 @@ page hands them to the script that fills a tab's ``place`` with what is read."""
 MAX_PLACE = 500
 
 
-def place_kept(request: HttpRequest, tab: Tab) -> str:
-    """The query of the tokens page that one reads, or came from; empty when it is at its default."""
-    source = request.GET if tab.build is None else QueryDict(request.GET.get("place", "")[:MAX_PLACE])
-    return urlencode([(name, source[name]) for name in PLACE_FIELDS if source.get(name)])[:MAX_PLACE]
-
-
 def _with(query: str, more: str) -> str:
     return query + ("&" if query else "?") + more if more else query
 
@@ -204,7 +198,9 @@ def frame_of(request: HttpRequest, trajectory: StoredTrajectory, tab: Tab, tabs:
     is_alone = shows_one(request)
     siblings = Siblings() if is_alone else find_siblings(trajectory, request.GET, tab.slug, reader_of(request))
     keep = siblings.keep_query
-    place = place_kept(request, tab)
+    # The query of the tokens page that one reads, or came from; empty when it is at its default.
+    source = request.GET if tab.build is None else QueryDict(request.GET.get("place", "")[:MAX_PLACE])
+    place = urlencode([(name, source[name]) for name in PLACE_FIELDS if source.get(name)])[:MAX_PLACE]
     beside = _with(keep, urlencode({"place": place}) if place else "")
     return {
         "trajectory": trajectory,
@@ -260,7 +256,7 @@ def work_state(
 
 
 def asking(request: HttpRequest, trajectory: StoredTrajectory, state: str) -> dict[str, Any]:
-    """What a page needs to ask a worker for what it shows, and to follow the work; ``state``: as of :func:`work_state`."""
+    """What a page needs to ask a worker for a replay, and to follow the work. ``state``: as of :func:`work_state`."""
     return {
         "is_pending": state in ("queued", "running"), "may_write": may_write(request),
         "can_ask": state in ("unasked", "failed", "cancelled") and may_write(request),

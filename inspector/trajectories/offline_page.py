@@ -239,12 +239,6 @@ def _left_out(view: TokenView, readers: Sequence[Reader]) -> str:
     return row_names + (f" and {len(rows_left) - 20:,} more" if len(rows_left) > 20 else "")
 
 
-@reads_trajectory
-def offline_page(request: HttpRequest, trajectory: StoredTrajectory) -> HttpResponse:
-    """The file as a download."""
-    return file_answer(request, trajectory)
-
-
 def file_answer(request: HttpRequest, trajectory: StoredTrajectory) -> HttpResponse:
     """The file that the address asks for. It is no page of the server: its style stands within, which our policy
     forbids. Raises ``Http404``."""
@@ -257,3 +251,6 @@ def file_answer(request: HttpRequest, trajectory: StoredTrajectory) -> HttpRespo
     response["Content-Disposition"] = f'attachment; filename="{offline.name}"'
     response["Cache-Control"] = "private, no-store"
     return response
+
+
+offline_page = reads_trajectory(file_answer)

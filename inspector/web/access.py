@@ -225,13 +225,6 @@ def is_live(link: ShareLink) -> bool:
     return link.revoked_at is None and link.expires_at > timezone.now() and not maker_left(link)
 
 
-def _grant(request: HttpRequest, target: Shared) -> tuple[ShareLink | None, bool]:
-    """The live link of this browser that opens the target, and whether the browser has any link to it. One query."""
-    keys = _grants(request)
-    links = shares_of(target, keys) if keys else []
-    return next((link for link in links if is_live(link)), None), bool(links)
-
-
 def share_is_over(request: HttpRequest) -> HttpResponse:
     """Answers 410: the link worked once."""
     return error_page(
@@ -265,8 +258,10 @@ def _reads(find: Callable[[str], T | None], noun: str) -> Callable[[View], View]
             request.share = None  # type: ignore[attr-defined]
             target = visible(request, found)
             if target is None and found is not None:
-                link, was_held = _grant(request, found)
-                if link is None and was_held:
+                keys = _grants(request)
+                links = shares_of(found, keys) if keys else []
+                link = next(filter(is_live, links), None)
+                if link is None and links:
                     return share_is_over(request)
                 if link is not None:
                     target = found

@@ -5,7 +5,6 @@ import hashlib
 import json
 import secrets
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from django.dispatch import receiver
 from django.http import HttpRequest, HttpResponse, JsonResponse
 
 from inspector.server.paths import private_folder, write_private
+from inspector.web.middleware import Middleware
 from rollouts.store.people.accounts import LOCAL_USER
 from rollouts.store.people.sessions import NOTED_EVERY, note_session
 
@@ -89,7 +89,8 @@ NOTED = "noted"
 """In the session: its own key and the time (Unix) when it was noted. A session that got another key is noted again."""
 
 
-def _note(request: HttpRequest, user: Any) -> None:
+@receiver(user_logged_in)
+def _note(request: HttpRequest, user: Any, **_: Any) -> None:
     session = request.session
     if session.session_key is None:  # it is made at the end of this request; the next one notes it
         return
@@ -99,16 +100,8 @@ def _note(request: HttpRequest, user: Any) -> None:
             session[NOTED] = [session.session_key, int(time.time())]
 
 
-@receiver(user_logged_in)
-def _note_login(request: HttpRequest, user: Any, **_: Any) -> None:
-    _note(request, user)
-
-
-class LoginSessionMiddleware:
+class LoginSessionMiddleware(Middleware):
     """Writes down which sessions are in use. It asks the database once in ten minutes for each session."""
-
-    def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
-        self.get_response = get_response
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
         response = self.get_response(request)

@@ -1,4 +1,5 @@
-"""Every page has a JSON twin: a template draws the same value that the twin writes as JSON."""
+"""Every page has a JSON twin: a template draws the same value that the twin writes as JSON. A refusal of the API is a
+problem document (RFC 9457): one shape, one media type, one plain sentence."""
 
 import ast
 import dataclasses
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from enum import Enum
 from gzip import GzipFile
+from http import HTTPStatus
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, TypeVar, get_type_hints
 
@@ -22,8 +24,6 @@ from django.utils.cache import patch_vary_headers
 from django.utils.safestring import mark_safe
 from django.utils.text import StreamingBuffer
 from pydantic import Field
-
-from inspector.web.problems import API, problem
 
 T = TypeVar("T")
 ViewFunction = Callable[..., HttpResponse]
@@ -211,3 +211,50 @@ def compressed(parts: Iterable[bytes]) -> Iterator[bytes]:
             file.flush()
             yield buffer.read()
     yield buffer.read()
+
+
+API = "/api/v1/"
+MEDIA_TYPE = "application/problem+json"
+RETRY_SECONDS = {429: 60, 503: 10, 507: 10}  # After how many seconds trying again may help, by status.
+
+
+class ApiProblem(Exception):
+    """A request to the API that is refused, with a status and a sentence; ``errors`` names faulty fields."""
+
+    def __init__(self, status: int, sentence: str, errors: dict[str, list[str]] | None = None) -> None:
+        super().__init__(sentence)
+        self.status, self.sentence, self.errors = status, sentence, errors or {}
+
+
+@dataclasses.dataclass(frozen=True)
+class ProblemDocument:
+    """Why a request was refused, and what to do."""
+
+    type: str
+    """Always ``about:blank``: the status says which kind of problem it is."""
+    title: str
+    """The status in words."""
+    status: int
+    """The HTTP status."""
+    detail: str
+    """A sentence that says what is wrong and what to do about it."""
+    errors: dict[str, list[str]] = dataclasses.field(default_factory=dict)
+    """Field -> what is wrong with it; missing where no single field is to blame."""
+
+
+def problem(status: int, sentence: str, errors: dict[str, list[str]] | None = None, **more: Any) -> JsonResponse:
+    """A problem document as an answer. ``more``: further members."""
+    try:
+        title = HTTPStatus(status).phrase
+    except ValueError:
+        title = "Error"
+    body = {"type": "about:blank", "title": title, "status": status, "detail": sentence}
+    answer = JsonResponse(
+        {**more, **body, **({"errors": errors} if errors else {})}, status=status, content_type=MEDIA_TYPE
+    )
+    if status == 401:
+        answer["WWW-Authenticate"] = 'Bearer realm="Rollout Inspector"'
+    if status in RETRY_SECONDS:
+        answer["Retry-After"] = str(RETRY_SECONDS[status])
+    answer["Cache-Control"] = "private, no-store"
+    return answer

@@ -41,12 +41,11 @@ def new(request: HttpRequest) -> HttpResponse:
         initial, notices = filled_in(access(request), where.chosen, request.GET)
         form = NewRunForm(where.chosen, initial=initial)
     data = NewRunPage(where.chosen.code, form.sentences(), _describe(form), notices)
-    only_html = {
-        "strategies": form.strategies_explained(),
-        "seeds": form.seeds_explained(),
-        "alternatives": form.alternatives_explained(),
-    }
-    return page(request, "runs/new.html", data, 422 if form.errors else 200, form=form, where=where, **only_html)
+    return page(
+        request, "runs/new.html", data, 422 if form.errors else 200, form=form, where=where,
+        strategies=form.strategies_explained(), seeds=form.seeds_explained(),
+        alternatives=form.alternatives_explained(),
+    )
 
 
 @require_POST

@@ -13,7 +13,7 @@ from django.views.decorators.http import require_POST
 
 from inspector.runs.run_values import RunValues
 from inspector.web.access import access, may_write, reader_of, reads_run, require_rule, run_of_form, writes_run
-from inspector.web.twins import Page, json_page, page, told, wants_json
+from inspector.web.twins import Page, from_columns, json_page, page, told, wants_json
 from rollout_inspector.diagnose.alarm_rules import (
     FIRST_STEPS, MIN_GAP, MIN_GROUPS, MIN_TRAJECTORIES, TITLES, AlarmFigure, limit_words
 )
@@ -68,11 +68,9 @@ class AlarmValues(Page):
         """``held``: where the project is told, for a reader who may know."""
         of_kind = f"finding={alarm.kind}&" if alarm.kind else "severity=error&" if alarm.figure == "broken" else ""
         step = f"training_min={alarm.first_step}&training_max={alarm.first_step}"
-        return cls(
-            alarm.code, alarm.figure, alarm.kind, _title(alarm.figure, alarm.kind), sentence_of(alarm), alarm.holds,
-            alarm.limit, alarm.first_step, alarm.last_step, alarm.n_steps, alarm.worst_step, alarm.worst,
-            alarm.baseline, alarm.raised_at, _delivery(alarm, held),
-            f"{reverse('run', args=[run.code])}?{of_kind}{step}",
+        return from_columns(
+            cls, alarm, title=_title(alarm.figure, alarm.kind), sentence=sentence_of(alarm),
+            delivery=_delivery(alarm, held), url=f"{reverse('run', args=[run.code])}?{of_kind}{step}",
         )
 
 

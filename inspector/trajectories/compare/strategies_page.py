@@ -212,20 +212,17 @@ def _both_rows(
     stored = stored_rows(replay, [side.strategy for side in asked])
     row_pair = []
     for side in asked:
-        if side.strategy == RECORDED:
-            facts = rows[side.row]
-            length = facts.n_tokens
-        elif side.strategy in stored:
-            length = stored[side.strategy].lengths[side.row]
-        else:
+        is_recorded = side.strategy == RECORDED
+        if not is_recorded and side.strategy not in stored:
             name = side.strategy.replace("_", " ")
             notices.append(f"The rows of {name} are too many to be kept; only its figures are.")
             return None
+        length = rows[side.row].n_tokens if is_recorded else stored[side.strategy].lengths[side.row]
         if length > MAX_TOKENS:
             notices.append(f"{side.name} holds {length:,} tokens; at most {MAX_TOKENS:,} are compared at once.")
             return None
-        if side.strategy == RECORDED:
-            row_pair.append(data.read_tokens(trajectory, facts, 0, length))
+        if is_recorded:
+            row_pair.append(data.read_tokens(trajectory, rows[side.row], 0, length))
         else:
             row = trajectory_replays.row_of(stored[side.strategy], side.row)
             assert row.origin is not None  # row_of fills it in

@@ -69,6 +69,11 @@ class Reader:
         self.start = view.place.window
         self.stop, self.sections = self._sections()
         self.tokens = view.tokens.slice(self.start, self.stop)
+        is_part = self.stop - self.start < self.n_tokens
+        self.map_window = extent(self.start, self.stop, self.n_tokens) if is_part else None
+        n_rows, n_turns = len(view.rows) - MAX_ROWS, len(view.turns) - MAX_OUTLINE
+        self.rows_rest = f"and {n_rows:,} more: ?row=N opens them" if n_rows > 0 else ""
+        self.outline_rest = f"and {n_turns:,} more turns" if n_turns > 0 else ""
         self.has_foreign = any(section.n_foreign for section in self.sections)
         self.here = "in this window" if view.place.view == View.TOKENS else "in this row"
         self.window_text = f"tokens {self.start:,}-{self.stop:,} of {self.n_tokens:,}"
@@ -181,11 +186,6 @@ class Reader:
             note, is_here = f"{row.n_tokens:,}", row.index == self.place.row
             links.append(PageLink(f"row {row.index}", self.own + query, is_here, note=note, tone=tone))
         return links
-
-    @property
-    def rows_rest(self) -> str:
-        n_rest = len(self.view.rows) - MAX_ROWS
-        return f"and {n_rest:,} more: ?row=N opens them" if n_rest > 0 else ""
 
     @property
     def view_choices(self) -> list[PageLink]:
@@ -307,11 +307,6 @@ class Reader:
                 {"severity": item.weight, **extent(start, start, n)} for item in here for start, _ in item.drawn_places
             ],
         }
-
-    @property
-    def map_window(self) -> dict[str, str] | None:
-        is_part = self.stop - self.start < self.n_tokens
-        return extent(self.start, self.stop, self.n_tokens) if is_part else None
 
     @property
     def strips(self) -> Iterator[tuple[str, str, bool, str]]:
@@ -450,11 +445,6 @@ class Reader:
             )
             for turn in self.view.turns[:MAX_OUTLINE]
         ]
-
-    @property
-    def outline_rest(self) -> str:
-        n_rest = len(self.view.turns) - MAX_OUTLINE
-        return f"and {n_rest:,} more turns" if n_rest > 0 else ""
 
     @property
     def live_url(self) -> str:
