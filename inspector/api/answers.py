@@ -200,7 +200,7 @@ def fresh(answer: HttpResponseBase) -> HttpResponseBase:
     return answer
 
 
-def answer(value: Page | Mapping[str, Any], status: int = 200) -> HttpResponse:
+def answer(value: Any, status: int = 200) -> HttpResponse:
     """A value as JSON that nobody keeps."""
     json = json_page(value, status)
     json["Cache-Control"] = "private, no-store"

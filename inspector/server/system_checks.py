@@ -156,9 +156,8 @@ def check_demo_policy(**_: Any) -> Iterable[CheckMessage]:
 def check_confinement(**_: Any) -> Iterable[CheckMessage]:
     """Whether the kernel can refuse system calls to the processes that run what strangers wrote."""
     if lacks := confinement.missing():
-        yield Warning(
+        yield flaw(
             f"Chat templates and tokenizers run with limits of time and memory only. {lacks}",
-            hint="On Linux install libseccomp2 (Debian, Ubuntu) or libseccomp (others). Without it, a template that "
-            "escaped from Jinja could read the files of the server.",
-            id="inspector.W010",
+            "On Linux install libseccomp2 (Debian, Ubuntu) or libseccomp (others). Without it, a template that "
+            "escaped from Jinja could read the files of the server.", "W010",
         )

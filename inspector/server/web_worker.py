@@ -1,5 +1,5 @@
-"""The worker class of gunicorn: clients that keep the server waiting hold no threads that others need. gunicorn's own
-threads wait for the end of a head, for a body and for a reader without a limit. Its main loop waits two seconds for a
+"""The worker class of gunicorn: clients that keep the server waiting hold no threads that others need. Threads of
+gunicorn wait for the end of a head, for a body and for a reader without a limit. Its main loop waits two seconds for a
 client to close. Decision 0023 says why no other server is used."""
 
 from __future__ import annotations

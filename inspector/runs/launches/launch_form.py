@@ -200,7 +200,7 @@ class NewRunForm(PlainForm):
         values = dict(self.cleaned_data)
         for name in TEMPLATES:
             if new := self.cleaned_data.get(f"{name}_new"):
-                values[name] = register_chat_template(*new, self.project).sha256
+                values[name] = register_chat_template(new[0], new[1], self.project).sha256
         return LaunchSettings.of(values)
 
     def add_problems(self, problems: dict[str, str]) -> None:

@@ -59,7 +59,7 @@ def roles_of(messages_json: str | None) -> list[str]:
 
 
 @lru_cache(maxsize=4096)
-def role_label(part: str, roles: tuple[str, ...]) -> str:
+def role_label(part: str, roles: Sequence[str]) -> str:
     """``assistant`` for a completion; otherwise the roles of the span's messages, counted."""
     if part == "completion":
         return "assistant"
