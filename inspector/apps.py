@@ -9,7 +9,7 @@ class InspectorConfig(AppConfig):
 
     def ready(self) -> None:
         from inspector.server import system_checks, team_checks  # noqa: F401  registers the checks
-        from inspector.web import sessions  # noqa: F401  notes each login
+        from inspector.web import login  # noqa: F401  notes each login
         from rollouts.jobs import job_kinds  # noqa: F401  registers the kinds of jobs, before what follows lists them
 
 

@@ -105,6 +105,6 @@ def _start_heartbeat(sender: Any, **_: Any) -> None:
 @signals.worker_process_init.connect
 def _die_with_parent(**_: Any) -> None:
     """A pool process never outlives its worker, even one that was killed."""
-    from inspector.server.parent_death import die_with_parent
+    from inspector.server.supervisor import die_with_parent
 
     die_with_parent(signal.SIGKILL)

@@ -155,7 +155,7 @@ INSTALLED_APPS = [
 MIDDLEWARE = [
     "inspector.web.middleware.ClientAddressMiddleware",
     "inspector.web.middleware.ActorMiddleware",
-    "inspector.server.request_metrics.RequestMetricsMiddleware",
+    "inspector.server.metrics_view.RequestMetricsMiddleware",
     "inspector.server.logs.RequestLogMiddleware",
     "django.middleware.security.SecurityMiddleware",
     "csp.middleware.CSPMiddleware",
@@ -167,7 +167,7 @@ MIDDLEWARE = [
     "django.middleware.common.CommonMiddleware",
     # The login is decided before the CSRF check, because that check reads the body.
     "django.contrib.auth.middleware.AuthenticationMiddleware",
-    "inspector.web.sessions.LoginSessionMiddleware",
+    "inspector.web.login.LoginSessionMiddleware",
     "inspector.web.login.LoginRequiredMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
@@ -214,7 +214,7 @@ WHITENOISE_USE_FINDERS = DEBUG
 WHITENOISE_AUTOREFRESH = DEBUG
 
 # --- uploads: every file streams to the disk, never into memory -------------------------------------------------------
-FILE_UPLOAD_HANDLERS = ["inspector.web.uploads.LimitedUploadHandler"]
+FILE_UPLOAD_HANDLERS = ["inspector.web.forms.LimitedUploadHandler"]
 FILE_UPLOAD_TEMP_DIR = str(INSPECTOR_DATA / "tmp")
 with suppress(OSError):  # system_checks says so when the data folder cannot be written
     paths.private_folder(INSPECTOR_DATA / "tmp")

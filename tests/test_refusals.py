@@ -9,8 +9,7 @@ from importlib import import_module
 import pytest
 from django.utils import timezone
 
-from inspector.api.remedies import WORDS as API_WORDS
-from inspector.api.run_answers import job_answer
+from inspector.api.answers import WORDS as API_WORDS, job_answer
 from inspector.runs.jobs.job_values import JobValues
 from inspector.web.remedies import WORDS as PAGE_WORDS
 from rollout_inspector.commands.remedies import WORDS as COMMAND_WORDS, sentence_of

@@ -13,17 +13,17 @@ from ninja.parser import Parser
 from pydantic import TypeAdapter
 
 from inspector.api import checks, comments, jobs, muted, reading, runs, search, training, trajectories
+from inspector.api.answers import WORDS
 from inspector.api.callers import ApiTokenAuth, CallerThrottle, SessionAuth
-from inspector.api.remedies import WORDS
 from inspector.runs.compare_page import ComparedRun, KindInRuns, KindOfRun, QuestionInRuns
 from inspector.runs.training.columns_page import ColumnLine
 from inspector.runs.training.overlay import OverlaidChart, Overlay
-from inspector.web.problems import ApiProblem, ProblemDocument, problem
-from inspector.web.twins import Page, field_docs
+from inspector.web.twins import ApiProblem, Page, ProblemDocument, field_docs, problem
 from rollout_inspector.diagnose.checks import CheckTotal
 from rollout_inspector.formats.limits import memory_of
 from rollout_inspector.refusal import Refusal, worded
 from rollout_inspector.streams.lanes import LeavingPlace, Summary
+from rollouts.jobs.launch import LaunchRefused
 from rollouts.jobs.pushes import Pushed
 from rollouts.store.runs.forks import BreakEffect, ForkFigures, ForkSample, PairedDifference
 from rollouts.store.runs.policy_versions import PolicyVersionLine
@@ -116,6 +116,11 @@ def _refused(request: HttpRequest, error: ApiProblem) -> HttpResponse:
 def _not_done(request: HttpRequest, refusal: Refusal) -> HttpResponse:
     sentence = worded(str(refusal), refusal.remedy, WORDS)
     return problem(422, sentence, {refusal.field: [sentence]} if refusal.field else None)
+
+
+@api.exception_handler(LaunchRefused)
+def _not_launched(request: HttpRequest, refusal: LaunchRefused) -> HttpResponse:
+    return problem(422, str(refusal), {f"settings.{name}": [text] for name, text in refusal.problems.items()})
 
 
 @api.exception_handler(CommentMoved)

@@ -12,14 +12,14 @@ from django.http.response import HttpResponseBase
 from django.urls import reverse
 from ninja import Query, Router
 
-from inspector.api.answers import AnswerPart, answer, fresh, the_check, with_etag
+from inspector.api.answers import (
+    NOT_CHANGED, AnswerPart, Body, LongText, PartAsked, answer, extra, the_check, with_etag
+)
 from inspector.api.callers import named_tokenizer, project_for
-from inspector.api.operation_docs import NOT_CHANGED, Body, LongText, PartAsked, extra
 from inspector.chat_templates.check_forms import TemplateCheckForm
 from inspector.chat_templates.views import ask_check
 from inspector.web.access import access
-from inspector.web.problems import ApiProblem
-from inspector.web.twins import Page, from_columns, json_page, some_fields
+from inspector.web.twins import ApiProblem, Page, from_columns, json_page, some_fields
 from rollouts.store.jobs.jobs import is_active
 from rollouts.store.models import TemplateCheck
 from rollouts.store.parameters import Text
@@ -124,7 +124,7 @@ def get_check(request: HttpRequest, code: str) -> HttpResponseBase:
     """One template check with its verdict, its repair and its generation tags."""
     check = the_check(request, code)
     if is_active(check) or is_active(check.job):
-        return fresh(json_page(whole_check(check)))
+        return answer(whole_check(check))
     parts = check.pk, check.version, check.job.pk, check.job.finished_at, check.job.error
     return with_etag(request, parts, lambda: json_page(whole_check(check)))
 

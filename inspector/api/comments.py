@@ -6,12 +6,10 @@ from django.http import HttpRequest, HttpResponse
 from ninja import Router
 from pydantic import Field
 
-from inspector.api.answers import answer, found, the_trajectory
-from inspector.api.operation_docs import Body, extra
-from inspector.trajectories.comment_views import CommentsPage
-from inspector.trajectories.discussion import CommentValues, discussion_of
+from inspector.api.answers import Body, answer, extra, found, the_trajectory
+from inspector.trajectories.discussion import CommentsPage, CommentValues, discussion_of
 from inspector.web.access import require
-from inspector.web.problems import ApiProblem
+from inspector.web.twins import ApiProblem
 from rollout_inspector.refusal import Refusal
 from rollouts.store.models import Comment, Role, StoredTrajectory
 from rollouts.store.parameters import Count

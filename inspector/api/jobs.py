@@ -10,17 +10,17 @@ from ninja import File, Form, Query, Router, Schema
 from ninja.files import UploadedFile
 from pydantic import ConfigDict, Field
 
-from inspector.api.answers import AnswerPart, answer, found, resting_run, the_run, the_trajectory
+from inspector.api.answers import (
+    AnswerPart, Body, JobAnswer, JobKind, PartAsked, WholeRun, answer, extra, file_answer, found, job_answer,
+    resting_run, the_run, the_trajectory, whole_run
+)
 from inspector.api.callers import named_tokenizer, project_for
-from inspector.api.operation_docs import Body, JobKind, PartAsked, extra, file_answer
-from inspector.api.run_answers import JobAnswer, WholeRun, job_answer, whole_run
 from inspector.runs.jobs.job_views import offered_file
 from inspector.runs.launches.import_views import start_import
 from inspector.runs.training.gap_page import GapPage, gap_of
 from inspector.web.access import access, reader_of, require
 from inspector.web.forms import NO_TOKENIZER, ImportForm
-from inspector.web.problems import ApiProblem
-from inspector.web.twins import Page
+from inspector.web.twins import ApiProblem, Page
 from rollouts.jobs import diagnosis, forks, gap_reports, launch
 from rollouts.jobs.broker import send_job
 from rollouts.jobs.exports import exports
@@ -140,11 +140,7 @@ class JobsAsked(PartAsked):
 def launch_run(request: HttpRequest, asked: LaunchAsked) -> HttpResponse:
     """Launch rollouts. The run is returned as it is queued; read it again to follow it."""
     project = project_for(request, asked.project)
-    try:
-        run = launch.launch(asked.settings, name=asked.name.strip(), user=request.user, project=project)
-    except launch.LaunchRefused as refusal:
-        errors = {f"settings.{name}": [sentence] for name, sentence in refusal.problems.items()}
-        raise ApiProblem(422, str(refusal), errors) from refusal
+    run = launch.launch(asked.settings, name=asked.name.strip(), user=request.user, project=project)
     return answer(whole_run(_again(request, run)), 201)
 
 
@@ -169,11 +165,7 @@ def fork_trajectory(request: HttpRequest, code: str, asked: ForkAsked) -> HttpRe
     """Continue a trajectory from a token, or from both sides of a finding. Returns the new forks alone."""
     trajectory = the_trajectory(request, code)
     require(request, trajectory, Role.MEMBER)
-    try:
-        runs = forks.fork(trajectory, asked.settings, request.user)
-    except launch.LaunchRefused as refusal:
-        errors = {f"settings.{name}": [sentence] for name, sentence in refusal.problems.items()}
-        raise ApiProblem(422, str(refusal), errors) from refusal
+    runs = forks.fork(trajectory, asked.settings, request.user)
     return answer(_forks(trajectory, [run.pk for run in runs]), 201)
 
 

@@ -3,8 +3,7 @@
 from django.http import HttpRequest, HttpResponse
 from ninja import Path, Router
 
-from inspector.api.answers import AnswerItems, answer, found, members_run, the_run
-from inspector.api.operation_docs import Body, LongText, extra
+from inspector.api.answers import AnswerItems, Body, LongText, answer, extra, found, members_run, the_run
 from inspector.runs.muted import MutedValues, muted_values
 from inspector.web.access import access, require_maker
 from rollouts.store.parameters import Count, Text

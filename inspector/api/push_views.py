@@ -16,10 +16,9 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.csrf import csrf_exempt
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, WithJsonSchema
 
+from inspector.api.callers import api_key_of
 from inspector.web.access import access
-from inspector.web.bearer import api_key_of
-from inspector.web.problems import ApiProblem
-from inspector.web.twins import Page, json_page, whole_number
+from inspector.web.twins import ApiProblem, Page, json_page, whole_number
 from rollout_inspector.formats.limits import memory_of
 from rollout_inspector.formats.training_step import checked_rule
 from rollout_inspector.outputs import draft_file

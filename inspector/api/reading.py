@@ -8,16 +8,15 @@ from django.http.response import HttpResponseBase
 from ninja import Path, Query, Router, Schema
 from pydantic import ConfigDict
 
-from inspector.api.answers import answer, conditional, found, the_trajectory
-from inspector.api.operation_docs import NOT_CHANGED, Body, FileView, extra, file_answer
-from inspector.api.run_answers import JobAnswer, job_answer
+from inspector.api.answers import (
+    NOT_CHANGED, Body, FileView, JobAnswer, answer, conditional, extra, file_answer, found, job_answer, the_trajectory
+)
 from inspector.trajectories import offline_page
 from inspector.trajectories.parsers_page import audit_state
 from inspector.trajectories.tokens.findings import read_findings
 from inspector.trajectories.tokens.lane_tree import LaneTree, lane_tree, read_lanes
 from inspector.web.access import require
-from inspector.web.problems import ApiProblem
-from inspector.web.twins import Page, json_page
+from inspector.web.twins import ApiProblem, Page, json_page
 from rollouts.jobs import parser_comparison
 from rollouts.jobs.broker import send_job
 from rollouts.store.jobs.jobs import is_active

@@ -7,18 +7,17 @@ from ninja import Query, Router, Schema
 from pydantic import ConfigDict, Field
 
 from inspector.api import push_views as push
-from inspector.api.answers import AnswerPart, answer, fresh, members_run, the_run
-from inspector.api.operation_docs import PartAsked, RunKind, extra
-from inspector.api.run_answers import JobAnswer, RunOfProject, WholeRun, job_answer, run_line, whole_run
+from inspector.api.answers import (
+    AnswerPart, FindingValues, JobAnswer, PartAsked, RunKind, RunOfProject, TrajectoryLine, WholeRun, answer, extra,
+    fresh, job_answer, members_run, run_line, the_run, whole_run
+)
 from inspector.api.tokens import ARROW_ANSWER, lines_as_arrow, wants_arrow
-from inspector.api.trajectory_answers import FindingValues, TrajectoryLine
 from inspector.runs.cached_figures import summary_of
 from inspector.runs.compare_page import MAX_RUNS, RunComparison, compared
 from inspector.runs.filters import ListQuery
 from inspector.runs.live_parts import list_part
 from inspector.web.access import access, may_delete, reader_of, too_low
-from inspector.web.problems import ApiProblem, problem
-from inspector.web.twins import json_page
+from inspector.web.twins import ApiProblem, problem
 from rollout_inspector.refusal import Refusal
 from rollouts.jobs import run_actions
 from rollouts.jobs.pushes import Pushed
@@ -153,7 +152,7 @@ def resume_run(request: HttpRequest, code: str) -> HttpResponse:
 @router.get("/runs/{code}/summary", response=RunSummary, openapi_extra=extra())
 def get_summary(request: HttpRequest, code: str) -> HttpResponse:
     """Counts, rewards, stop reasons, findings by kind and checks of a run."""
-    return fresh_json(summary_of(the_run(request, code)))
+    return answer(summary_of(the_run(request, code)))
 
 
 @router.get(
@@ -186,7 +185,7 @@ def push_trajectories(request: HttpRequest, code: str) -> HttpResponse:
     """Push trajectories to a run, as docs/push.md says. The token needs the scope ``push``."""
     status, body = push.take_lines(request, code)
     if status < 400:
-        return fresh_json(body)
+        return answer(body)
     sentence = body.pop("error", "Nothing was stored: every line was rejected. `rejected` says why.")
     return problem(status, sentence, **body)
 
@@ -216,8 +215,3 @@ def list_jobs_of_run(request: HttpRequest, code: str, asked: Query[PartAsked]) -
     run = the_run(request, code)
     columns = {"run__code": run.code}
     return answer(AnswerPart.of(visible_jobs(access(request), columns, asked.cursor, asked.limit), job_answer))
-
-
-def fresh_json(value: Any) -> HttpResponse:
-    """A value that is no page, as JSON that nobody keeps."""
-    return fresh(json_page(value))  # type: ignore[return-value]

@@ -7,15 +7,13 @@ from django.http import HttpRequest, HttpResponse
 from ninja import Query, Router
 from pydantic import Field
 
-from inspector.api.answers import AnswerPart, answer, the_run
-from inspector.api.operation_docs import LongText, PartAsked, extra
-from inspector.api.run_answers import RunOfProject, run_line
-from inspector.api.trajectory_answers import FoundTrajectory
+from inspector.api.answers import (
+    AnswerPart, FoundTrajectory, LongText, PartAsked, RunOfProject, answer, extra, run_line, the_run
+)
 from inspector.runs.trajectory_values import TrajectoryValues
 from inspector.search.search_page import SearchBusy, SearchResult, search_page, search_turn
 from inspector.web.access import access
-from inspector.web.problems import ApiProblem
-from inspector.web.twins import Page
+from inspector.web.twins import ApiProblem, Page
 from rollout_inspector.refusal import Refusal
 from rollouts.jobs.search import SearchQuestion
 from rollouts.store.parameters import Text

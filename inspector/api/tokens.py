@@ -11,7 +11,7 @@ from django.http import HttpRequest, HttpResponse
 from ninja import Schema
 from pydantic import ConfigDict
 
-from inspector.api.trajectory_answers import TokenColumns
+from inspector.api.answers import TokenColumns
 from inspector.web.twins import jsonable
 from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.trajectory import Floats, Origin, Row, Tokens

@@ -5,8 +5,7 @@ from typing import Annotated, Any
 from django.http import HttpRequest, HttpResponse
 from ninja import Router
 
-from inspector.api.answers import AnswerItems, answer, found, the_run
-from inspector.api.operation_docs import extra
+from inspector.api.answers import AnswerItems, answer, extra, found, the_run
 from inspector.chat_templates.tokenizers_page import TokenizerValues
 from inspector.runs.loss_weights import LossWeights, weights_of
 from inspector.runs.training.alarms_page import AlarmsPage, alarms_of_run

@@ -7,18 +7,15 @@ from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from ninja import Path, Query, Router
 
-from inspector.api.answers import AnswerItems, AnswerPart, answer, conditional, found, the_trajectory
-from inspector.api.operation_docs import NOT_CHANGED, PartAsked, extra
-from inspector.api.run_answers import JobAnswer, job_answer
-from inspector.api.tokens import ARROW_ANSWER, TokensAsked, columns_answer, of_row, of_step, of_window
-from inspector.api.trajectory_answers import (
-    FindingValues, RowValues, StepValues, TokenColumns, TrajectoryAnswer, WholeFinding, WholeStep
+from inspector.api.answers import (
+    NOT_CHANGED, AnswerItems, AnswerPart, FindingValues, JobAnswer, PartAsked, RowValues, StepValues, TokenColumns,
+    TrajectoryAnswer, WholeFinding, WholeStep, answer, conditional, extra, found, job_answer, the_trajectory
 )
+from inspector.api.tokens import ARROW_ANSWER, TokensAsked, columns_answer, of_row, of_step, of_window
 from inspector.runs.trajectory_values import TrajectoryValues
 from inspector.trajectories.record_page import recorded_step
 from inspector.web.access import require
-from inspector.web.problems import ApiProblem
-from inspector.web.twins import Page, json_page
+from inspector.web.twins import ApiProblem, Page, json_page
 from rollout_inspector.streams.strategies import STRATEGIES
 from rollouts.jobs.broker import send_job
 from rollouts.jobs.replays import trajectory_replays

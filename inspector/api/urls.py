@@ -8,12 +8,12 @@ from typing import Any
 from django.contrib.auth.decorators import login_not_required
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
-from django.urls import URLPattern, URLResolver, path
+from django.urls import URLPattern, path
 from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_safe
 
 from inspector.api.app import api, schema
-from inspector.web.problems import API, problem
+from inspector.web.twins import API, problem
 
 
 @login_not_required
@@ -55,16 +55,12 @@ def _door(view: Callable[..., Any]) -> Callable[..., Any]:
     return csrf_exempt(login_not_required(wrapped))
 
 
-def _operations() -> list[URLResolver | URLPattern]:
-    patterns = api.urls[0]
-    for pattern in patterns:
-        if isinstance(pattern, URLPattern) and pattern.callback is not None:
-            pattern.callback = _door(pattern.callback)
-    return patterns
-
-
+_operations = api.urls[0]
+for _pattern in _operations:
+    if isinstance(_pattern, URLPattern) and _pattern.callback is not None:
+        _pattern.callback = _door(_pattern.callback)
 urlpatterns = [
     path(f"{API.strip('/')}/openapi.json", openapi, name="api-schema"),
     path("api/docs", docs, name="api-docs"),
-    path(f"{API.strip('/')}/", (_operations(), "api", "api")),
+    path(f"{API.strip('/')}/", (_operations, "api", "api")),
 ]

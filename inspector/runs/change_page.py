@@ -1,18 +1,15 @@
 """`/runs/change`: rename, tag, untag or delete several runs. The page names each of them before anything goes."""
 
-from typing import Any
 
-from django.contrib import messages
 from django.db import transaction
 from django.http import Http404, HttpRequest, HttpResponse
-from django.shortcuts import redirect
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods
 
 from inspector.html.inspector_tags import plural
 from inspector.runs.run_values import RunValues
 from inspector.web.access import access, may_delete, require
-from inspector.web.twins import page, wants_json
+from inspector.web.twins import page, told, wants_json
 from rollout_inspector.refusal import Refusal
 from rollouts.jobs import run_actions
 from rollouts.store.models import Role, Run
@@ -40,22 +37,16 @@ def change(request: HttpRequest) -> HttpResponse:
         except ValueError as refusal:
             error = str(refusal)
     if done and not wants_json(request):
-        messages.success(request, done)
-        return redirect("runs")
+        return told(request, done, "runs")
     deleted = done and request.POST.get("do") == "delete"
-    return page(
-        request, "runs/change.html", _page(request, [] if deleted else runs, error, done), 422 if error else 200
-    )
-
-
-def _page(request: HttpRequest, runs: list[Run], error: str, done: str) -> dict[str, Any]:
-    """The chosen runs, newest first; why nothing was changed, and what was."""
+    runs = [] if deleted else runs
     tags = tags_of(runs) if runs else {}
     chosen = [
         {"run": RunValues.of(run), "tags": tags.get(run.pk, []), "may_delete": may_delete(request, run)}
         for run in runs
     ]
-    return {"runs": chosen, "error": error, "done": done}
+    data = {"runs": chosen, "error": error, "done": done}
+    return page(request, "runs/change.html", data, 422 if error else 200)
 
 
 def _do(request: HttpRequest, runs: list[Run], n: int) -> str:

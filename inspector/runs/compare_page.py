@@ -184,17 +184,14 @@ def _compared(runs: Sequence[Run]) -> RunComparison:
         for slug, kind in KINDS.items()
         if any(slug in compared_run.flawed for compared_run in compared_runs)
     ]
-    kinds.sort(key=_first_gravest)
+    kinds.sort(key=lambda kind: (min(_gravity(count.severity) for count in kind.counts),
+                                 -max(count.trajectories for count in kind.counts)))
     return RunComparison(compared_runs, _different(runs), kinds, _questions(runs), any(is_active(run) for run in runs))
 
 
 def _count(one: ComparedRun, kind: str) -> KindOfRun:
     n, severity = one.flawed.get(kind, 0), one.severities.get(kind, "")
     return KindOfRun(n, severity, kind in one.muted, f"{one.run.url}?finding={kind}")
-
-
-def _first_gravest(kind: KindInRuns) -> tuple[int, int]:
-    return min(_gravity(count.severity) for count in kind.counts), -max(count.trajectories for count in kind.counts)
 
 
 def _gravity(severity: str) -> int:

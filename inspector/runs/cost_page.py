@@ -1,6 +1,7 @@
 """`/runs/<code>/cost`: what the findings of a run cost, by kind, by step and along the run; and other strategies."""
 
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse
@@ -10,19 +11,81 @@ from inspector.html.charts import SHARES, highest_share, share_bars
 from inspector.html.inspector_tags import finding_title, plural
 from inspector.runs.cached_figures import cost_of
 from inspector.runs.jobs.ask_for_job import tell
+from inspector.runs.jobs.job_values import JobValues
 from inspector.runs.run_values import RunValues
-from inspector.runs.strategies import RunStrategies, strategies_of
 from inspector.web.access import reads_run, writes_run
 from inspector.web.twins import Page, page
 from rollout_inspector.refusal import Refusal
-from rollout_inspector.streams.figures import percent_of, share
+from rollout_inspector.streams.figures import percent_of, share, trained_as_sampled
+from rollout_inspector.streams.strategies import about_strategy
 from rollouts.jobs import damage
 from rollouts.jobs.broker import send_job
 from rollouts.jobs.launch import served_models
-from rollouts.store.models import Run
+from rollouts.jobs.replays import run_replays
+from rollouts.store.jobs.jobs import is_active, latest_jobs
+from rollouts.store.models import Job, Run
 from rollouts.store.runs.damage import run_damage
 from rollouts.store.runs.figures import KindCost, RunCost, TrainedTotals, slice_size
 from rollouts.store.runs.muted import muted_in
+
+
+@dataclass(frozen=True)
+class RunStrategies:
+    """What every strategy would have made of a run."""
+
+    job: JobValues | None  # The newest replay of the run.
+    live: bool  # That replay still changes.
+    why_not: str  # Why nothing can be replayed; empty when it can.
+    recorded: dict[str, Any] | None  # What the run holds; None until a replay has ended.
+    lines: list[dict[str, Any]]  # What each strategy would have made of it.
+    stale: bool  # The run has changed since that replay.
+    made_at: datetime | None  # When that replay ended.
+
+
+def strategies_of(run: Run) -> RunStrategies:
+    """The newest replay, and the report of the last one that was finished. One query beside the run's own."""
+    jobs = latest_jobs(run, run_replays.KIND.slug)
+    latest = jobs[0] if jobs else None
+    done = next((job for job in jobs if job.status == Job.Status.DONE), None)
+    report = done.report if done is not None else None
+    return RunStrategies(
+        job=JobValues.of(latest, run) if latest is not None else None, live=latest is not None and is_active(latest),
+        why_not=_why_not(run), recorded=report["recorded"] if report else None,
+        lines=[_line(line, report["recorded"]["tokens"], run) for line in report["strategies"]] if report else [],
+        stale=report is not None and report["key"] != run_replays.run_key(run),
+        made_at=done.finished_at if done is not None else None,
+    )
+
+
+def _why_not(run: Run) -> str:
+    """A sentence that says why nothing can be replayed; empty when the run can be replayed."""
+    if is_active(run):
+        return "Strategies are replayed when the run has ended."
+    if not run.n_trajectories:
+        return "This run holds no trajectory."
+    if not run.n_steps:
+        return "This run holds training rows without steps, and a strategy is replayed over steps."
+    return ""
+
+
+def _line(one: dict[str, Any], recorded_tokens: int, run: Run) -> dict[str, Any]:
+    """A strategy as a line of the table. Shares count only trajectories that the strategy could replay."""
+    replayed = one["trajectories"] - one["refused"]
+    trained = trained_as_sampled(one["sampled"], one["lost"])
+    times = one["tokens"] / recorded_tokens if recorded_tokens and not one["refused"] else None
+    return {
+        **one,
+        "name": one["strategy"].replace("_", " "),
+        "about": about_strategy(one["strategy"]),
+        "is_own": one["strategy"] == run.strategy,
+        "replayed": replayed,
+        "trained_share": share(trained, one["sampled"]),
+        "percent": percent_of(trained, one["sampled"]),
+        "times": times,
+        "times_words": "" if times is None else f"×{times:.2f}",
+        "why": [{"sentence": sentence, "trajectories": n} for sentence, n in one["why"].items()],
+    }
+
 
 TICKS = 18  # Room for the labels below the axis.
 
@@ -79,7 +142,13 @@ def cost(request: HttpRequest, run: Run) -> HttpResponse:
     data = CostPage(
         run=RunValues.of(run), finding=kind, totals={**asdict(run_cost.totals), "foreign": run_cost.totals.foreign},
         kinds=[
-            _kind(cost, run.n_ended, run.n_sampled, here, cost.kind in muted_in(run), damages.get(cost.kind))
+            KindLine(
+                **asdict(cost), title=finding_title(cost.kind), share=share(cost.trajectories, run.n_ended),
+                percent=percent_of(cost.trajectories, run.n_ended),
+                lost_percent=percent_of(cost.trained_tokens_lost or None, run.n_sampled),
+                wrong_percent=percent_of(cost.trained_tokens_wrong or None, run.n_sampled),
+                url=f"{here}?finding={cost.kind}", muted=cost.kind in muted_in(run), damage=damages.get(cost.kind),
+            )
             for cost in run_cost.kinds
         ],
         by_step=[{"step": step, "trajectories": n} for step, n in run_cost.by_step], steps_beyond=run_cost.steps_beyond,
@@ -118,15 +187,6 @@ def measure(request: HttpRequest, run: Run) -> HttpResponse:
     if is_new and (sentence := send_job(job)):
         return tell(request, run, sentence, 503, back)
     return tell(request, run, "A worker of the model measures the damage of this run.", 202, back, job)
-
-
-def _kind(one: KindCost, total: int, sampled: int, here: str, muted: bool, damage_of_kind: float | None) -> KindLine:
-    return KindLine(
-        **asdict(one), title=finding_title(one.kind), url=f"{here}?finding={one.kind}", muted=muted,
-        damage=damage_of_kind, share=share(one.trajectories, total), percent=percent_of(one.trajectories, total),
-        lost_percent=percent_of(one.trained_tokens_lost or None, sampled),
-        wrong_percent=percent_of(one.trained_tokens_wrong or None, sampled),
-    )
 
 
 def _sums(found: RunCost) -> dict[str, int | None]:

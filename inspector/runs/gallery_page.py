@@ -13,9 +13,9 @@ from django.urls import reverse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_safe
 
-from inspector.html.token_diff import Strip, fault_strip
+from inspector.html.token_diff import fault_strip
 from inspector.web.access import access, chosen_project, form_project
-from inspector.web.twins import Page, json_page, page, wants_json
+from inspector.web.twins import Page, json_page, page, told, wants_json
 from rollout_inspector.diagnose.finding import Axis, Severity
 from rollout_inspector.diagnose.kinds import KINDS, FindingKind
 from rollout_inspector.streams.trajectory import Trajectory
@@ -97,10 +97,18 @@ def index(request: HttpRequest) -> HttpResponse:
             return redirect("gallery")
     findings = gallery_findings(run, EXAMPLES) if run else {}
     data = _page(run, findings)
-    strips = _strips(run, findings) if run else {}
+    painter = painter_of(byte_table_of(run)) if run else None
+    # Name of a trajectory that is called after a kind -> the picture of its fault.
+    strips = {
+        name: fault_strip(painter, in_gallery()[name], finding)
+        for name, finding in findings.items() if painter is not None and name in KINDS
+    }
+    # Before the axes stand the entries that a newcomer looks at first.
+    by_kind = {entry.kind: entry for entry in data.entries}
+    others = _by_axis([entry for entry in data.entries if entry.kind not in FIRST])
     groups = [
         (axis, common, [(entry, strips.get(entry.kind)) for entry in entries])
-        for axis, common, entries in _first_and_by_axis(data.entries)
+        for axis, common, entries in [(BEGIN, BEGIN_WORDS, [by_kind[kind] for kind in FIRST]), *others]
     ]
     return page(
         request, "gallery.html", data, groups=groups, where=form_project(request), n_training=len(TRAINING_RUNS)
@@ -113,16 +121,13 @@ def _load_training(request: HttpRequest) -> HttpResponse:
     try:
         imports = gallery.import_training(project, request.user)
     except ValueError as error:  # the tokenizer of the demo policy cannot be registered
-        if wants_json(request):
-            return json_page({"error": f"The runs were not loaded: {error}"}, 422)
-        messages.error(request, f"The runs were not loaded: {error}", extra_tags="error")
-        return redirect("gallery")
+        sentence = f"The runs were not loaded: {error}"
+        return told(request, sentence, "gallery", twin={"error": sentence}, status=422)
     for _, run, job in imports:
         if job is not None:
             send_import(run, job)
-    if wants_json(request):
-        return json_page({"runs": {example.name: run.code for example, run, _ in imports}}, 202)
-    return redirect(f"{reverse('runs')}?text=GRPO")
+    twin = {"runs": {example.name: run.code for example, run, _ in imports}}
+    return json_page(twin, 202) if wants_json(request) else redirect(f"{reverse('runs')}?text=GRPO")
 
 
 @never_cache
@@ -145,7 +150,14 @@ def one(request: HttpRequest, kind: str) -> HttpResponse:
 def findings(request: HttpRequest) -> HttpResponse:
     """Every kind of finding: what happened, what it does to training, the remedy, and a witness pair."""
     kinds = sorted(KINDS.values(), key=lambda kind: list(AXES).index(kind.axis))
-    entries = [_help_entry(kind) for kind in kinds]
+    entries = [
+        KindEntry.of(
+            kind, remedy=kind.remedy, passes=kind.passes, fails=kind.fails,
+            gallery=reverse("gallery-one", args=[kind.slug]) if kind.slug in in_gallery() else "",
+            not_in_gallery=MISSING.get(kind.slug, ""),
+        )
+        for kind in kinds
+    ]
     return page(request, "help_findings.html", {"kinds": entries}, groups=_by_axis(entries))
 
 
@@ -153,22 +165,6 @@ def findings(request: HttpRequest) -> HttpResponse:
 def in_gallery() -> dict[str, Trajectory]:
     """The trajectories of the gallery by their names."""
     return {trajectory.external_id: trajectory for trajectory in gallery.trajectories()}
-
-
-def _strips(run: Run, findings: Mapping[str, StoredFinding]) -> dict[str, Strip]:
-    """Name of a trajectory that is called after a kind -> the picture of its fault."""
-    painter = painter_of(byte_table_of(run))
-    return {
-        name: fault_strip(painter, in_gallery()[name], finding) for name, finding in findings.items() if name in KINDS
-    }
-
-
-def _help_entry(kind: FindingKind) -> KindEntry:
-    example = reverse("gallery-one", args=[kind.slug]) if kind.slug in in_gallery() else ""
-    return KindEntry.of(
-        kind, remedy=kind.remedy, passes=kind.passes, fails=kind.fails, gallery=example,
-        not_in_gallery=MISSING.get(kind.slug, ""),
-    )
 
 
 def _page(run: Run | None, findings: Mapping[str, StoredFinding]) -> GalleryPage:
@@ -196,13 +192,6 @@ def _page(run: Run | None, findings: Mapping[str, StoredFinding]) -> GalleryPage
     ]
     missing = [(KINDS[slug].title, why) for slug, why in MISSING.items()]
     return GalleryPage(run.code if run else None, urls.get(CLEAN, ""), entries, missing)
-
-
-def _first_and_by_axis(entries: Sequence[KindEntry]) -> list[tuple[str, str, list[KindEntry]]]:
-    """The same of the gallery: before the axes stand the entries that a newcomer looks at first."""
-    by_kind = {entry.kind: entry for entry in entries}
-    first = [by_kind[kind] for kind in FIRST]
-    return [(BEGIN, BEGIN_WORDS, first), *_by_axis([entry for entry in entries if entry.kind not in FIRST])]
 
 
 def _by_axis(entries: Sequence[KindEntry]) -> list[tuple[str, str, list[KindEntry]]]:

@@ -1,5 +1,6 @@
 """`/runs/<code>/groups/<key>`: the trajectories of one prompt beside each other, by reward."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
@@ -68,15 +69,10 @@ def is_flat(group: GroupStats, live: bool) -> bool:
 
 def group_url(run: str, group: str) -> str:
     """The address of a group; of a name that no address can hold, the list of its trajectories."""
-    odd = group.endswith(".json") or any(part in ("", ".", "..") for part in group.split("/"))
-    try:
-        return f"{reverse('run', args=[run])}?{urlencode({'group': group})}" if odd else _address(run, group)
-    except NoReverseMatch:  # a line break
-        return f"{reverse('run', args=[run])}?{urlencode({'group': group})}"
-
-
-def _address(run: str, group: str) -> str:
-    return reverse("run-group", args=[run, group])
+    if not group.endswith(".json") and not any(part in ("", ".", "..") for part in group.split("/")):
+        with suppress(NoReverseMatch):  # a line break
+            return reverse("run-group", args=[run, group])
+    return f"{reverse('run', args=[run])}?{urlencode({'group': group})}"
 
 
 @reads_run
@@ -95,12 +91,9 @@ def group(request: HttpRequest, run: Run, key: str) -> HttpResponse:
     reference = request.GET.get("to", "")
     if reference and reference not in by_code:
         notices.append(f"“{reference[:40]}” is no trajectory of this group; the best one is the reference.")
-    data, more = _page(run, key, trajectories, by_code.get(reference) or _best(trajectories), notices)
+    best = next((trajectory for trajectory in trajectories if _can_compare(trajectory)), trajectories[0])
+    data, more = _page(run, key, trajectories, by_code.get(reference, best), notices)
     return page(request, "runs/group.html", data, **more)
-
-
-def _best(found: list[StoredTrajectory]) -> StoredTrajectory:
-    return next((trajectory for trajectory in found if _can_compare(trajectory)), found[0])
 
 
 def _can_compare(one: StoredTrajectory) -> bool:

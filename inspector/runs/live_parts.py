@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from django.shortcuts import render
 from django.urls import reverse
 
 from inspector.html.charts import histogram
-from inspector.runs.breakdowns import finding_choices, findings_sentences, stop_choices
+from inspector.html.inspector_tags import plural
 from inspector.runs.cached_figures import summary_of
 from inspector.runs.filters import ListQuery
 from inspector.runs.group_page import group_url, is_flat
@@ -25,10 +26,12 @@ from inspector.runs.trajectory_values import TrajectoryValues
 from inspector.web.access import reader_of
 from inspector.web.twins import fields_of, whole_number
 from rollout_inspector.diagnose.checks import all_clear, check_sentence
+from rollout_inspector.streams.figures import percent_of
 from rollouts.jobs import run_actions
 from rollouts.store.jobs.jobs import is_active
 from rollouts.store.models import Run, StoredTrajectory
 from rollouts.store.paging import CursorPart
+from rollouts.store.parameters import SEVERITIES
 from rollouts.store.runs.figures import is_large
 from rollouts.store.runs.muted import muted_in
 from rollouts.store.runs.run_summary import RunSummary
@@ -37,6 +40,98 @@ from rollouts.store.trajectories.comments import count_comments, seen_among
 from rollouts.store.trajectories.findings import finding_kinds
 from rollouts.store.trajectories.groups import group_stats
 from rollouts.store.trajectories.trajectory_list import MAX_COUNTED, count_before, count_trajectories, list_trajectories
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A line of a breakdown. Pressing it filters the list."""
+
+    name: str
+    count: int
+    most: int
+    query: str  # Empty when the list cannot be filtered by it.
+    chosen: bool
+    notes: tuple[str, ...] = ()
+    severity: str = ""  # The worst severity of its findings.
+    muted: bool = False  # Of a kind of finding: the project knows it in this run.
+
+
+def finding_choices(
+    summary: RunSummary, wanted: ListQuery, n_ended: int, muted: Collection[str] = ()
+) -> list[Choice]:
+    """Findings by kind: errors, then warnings, then notes, and of each severity the one that costs most first.
+    ``n_ended``: the trajectories that ended. ``muted``: the kinds that are muted in the run, which come last."""
+    most = max(summary.finding_counts.values(), default=0)
+    choices = []
+    for kind, count in summary.finding_counts.items():
+        severities = summary.finding_severities.get(kind, {})
+        n, tokens = summary.finding_trajectories.get(kind, 0), summary.finding_tokens.get(kind, 0)
+        one_row = summary.finding_one_row.get(kind, 0)
+        notes = [f"{plural(n, 'trajectory,trajectories')}, {percent_of(n, n_ended)}"] if 0 < n <= n_ended else []
+        if len(severities) > 1:
+            words = {"info": "note"}
+            notes.append(" and ".join(plural(n, words.get(severity, severity)) for severity, n in severities.items()))
+        if tokens is None:
+            notes.append("tokens lost or wrong: not known")
+        elif tokens:
+            notes.append(f"{plural(tokens, 'token')} lost or wrong")
+        if one_row:
+            notes.append(f"{plural(one_row, 'token')} lost if trained as a single row")
+        choices.append(
+            Choice(
+                kind, count, most, wanted.list_query(finding="" if wanted.kind == kind else kind), wanted.kind == kind,
+                tuple(notes), next(iter(severities), ""), kind in muted,
+            )
+        )
+
+    def place(choice: Choice) -> tuple[bool, int, int, int, int]:
+        tokens, one_row = summary.finding_tokens.get(choice.name) or 0, summary.finding_one_row.get(choice.name, 0)
+        severity = SEVERITIES.index(choice.severity) if choice.severity else 9
+        return choice.muted, severity, -tokens, -one_row, -choice.count
+
+    return sorted(choices, key=place)
+
+
+def findings_sentences(summary: RunSummary) -> list[tuple[str, str]]:
+    """(severity, sentence): the number of trajectories with each worst severity."""
+    counts = summary.severities
+    clean = counts.get("", 0) if set(summary.by_status) == {"done"} else 0
+    counts_by_words = [
+        ("error", counts.get("error", 0), "with an error"),
+        ("warning", counts.get("warning", 0), "with a warning and no error"),
+        ("info", counts.get("info", 0), "with notes only"),
+        (
+            "",
+            clean,
+            "without a finding" + " in what was checked" * any(entry.not_decidable for entry in summary.checks),
+        ),
+    ]
+    present = [entry for entry in counts_by_words if entry[1]]
+    return [
+        (severity, f"{plural(n, 'trajectory,trajectories') if place == 0 else format(n, ',')} {words}")
+        for place, (severity, n, words) in enumerate(present)
+    ]
+
+
+def stop_choices(summary: RunSummary, wanted: ListQuery) -> list[Choice]:
+    """Why trajectories ended, the most frequent first. Trajectories that have not ended are left out. Failed and
+    cancelled ones have no stop reason: their status counts."""
+    cut = {name: summary.by_status.get(name, 0) for name in ("failed", "cancelled")}
+    unfinished = sum(summary.by_status.get(status, 0) for status in ("queued", "running"))
+    counts = dict(summary.stop_reasons)
+    if "" in counts:
+        counts[""] = max(counts[""] - unfinished - sum(cut.values()), 0)
+    ends = [("stop", name, count, wanted.stop_reason) for name, count in counts.items()]
+    ends += [("status", name, count, wanted.status) for name, count in cut.items()]
+    ends = sorted((end for end in ends if end[2]), key=lambda end: -end[2])
+    return [
+        Choice(
+            name, count, ends[0][2], wanted.list_query(**{parameter: "" if chosen == name else name}) if name else "",
+            bool(name) and chosen == name,
+        )
+        for parameter, name, count, chosen in ends
+    ]
+
 
 TRAJECTORIES_PER_PAGE = 50
 TOP_KINDS = 5  # Kinds of findings that the page of a run shows unfolded.
@@ -95,12 +190,6 @@ def figures_part(run: Run, wanted: ListQuery) -> dict[str, Any]:
     }
 
 
-def figures_mark(run: Run) -> str:
-    """The mark of the figures, which change with ends and findings alone."""
-    totals = run.n_trajectories, run.n_finished, run.n_failed, run.n_rewards, run.reward_sum
-    return mark_of(totals, sorted(run.finding_counts.items()))
-
-
 def list_page(run: Run, wanted: ListQuery) -> CursorPart[StoredTrajectory]:
     """One part of the run's trajectories. While a launch works, queued trajectories are left out. One query."""
     return list_trajectories(run, _listed(run, wanted), wanted.sort, wanted.after, TRAJECTORIES_PER_PAGE)
@@ -136,10 +225,6 @@ def _known_total(listed: ListQuery, summary: RunSummary) -> int | None:
         if (value := getattr(listed, name)) and listed.model_copy(update={name: ""}).pass_all:
             return counts.get(value, 0)
     return None
-
-
-def list_mark(found: CursorPart[StoredTrajectory]) -> str:
-    return mark_of(found.next, [[getattr(item, name) for name in _MARKED_FIELDS] for item in found.items])
 
 
 def list_part(run: Run, wanted: ListQuery, found: CursorPart[StoredTrajectory], reader: int | None) -> dict[str, Any]:
@@ -203,8 +288,11 @@ class Had:
 
 
 def all_of(run: Run, part: dict[str, Any], found: CursorPart[StoredTrajectory]) -> Had:
-    """The marks of a page that shows everything."""
-    return Had(progress_mark(part), figures_mark(run), list_mark(found), int(time.time()))
+    """The marks of a page that shows everything. Its figures change with ends and findings alone."""
+    totals = run.n_trajectories, run.n_finished, run.n_failed, run.n_rewards, run.reward_sum
+    lines = [[getattr(item, name) for name in _MARKED_FIELDS] for item in found.items]
+    figures = mark_of(totals, sorted(run.finding_counts.items()))
+    return Had(progress_mark(part), figures, mark_of(found.next, lines), int(time.time()))
 
 
 def answer(request: HttpRequest, run: Run, wanted: ListQuery) -> HttpResponse:

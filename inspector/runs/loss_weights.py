@@ -66,7 +66,10 @@ def weights_of(run: Run, params: Mapping[str, str]) -> LossWeights:
     stale = report is not None and report.pop("key") != run_key(run)
     steps = report.pop("steps", []) if report is not None else []
     notices: list[str] = []
-    rule = _named(params.get("rule", ""), list(RULES), _first_rule(report), notices)
+    # An address that names no rule means one that weighs tokens.
+    weighs = {line["rule"] for line in report["rules"] if line["known"]} if report else set()
+    default = next((rule for rule in (DEFAULT_RULE, *RULES) if rule in weighs), DEFAULT_RULE)
+    rule = _named(params.get("rule", ""), list(RULES), default, notices)
     return LossWeights(
         rule=rule, mean=_named(params.get("mean", ""), list(MEANS), DEFAULT_MEAN, notices),
         job=JobValues.of(jobs[0], run) if jobs else None, live=bool(jobs) and is_active(jobs[0]), why_not=_why_not(run),
@@ -80,12 +83,6 @@ def _named(name: str, names: list[str], default: str, notices: list[str]) -> str
     if name and name not in names:
         notices.append(f"“{name[:40]}” is none of {', '.join(names)}; {default} is shown.")
     return name if name in names else default
-
-
-def _first_rule(report: dict[str, Any] | None) -> str:
-    """The rule of an address that names none: one that weighs tokens."""
-    weighs = {line["rule"] for line in report["rules"] if line["known"]} if report else set()
-    return next((rule for rule in (DEFAULT_RULE, *RULES) if rule in weighs), DEFAULT_RULE)
 
 
 def _why_not(run: Run) -> str:

@@ -5,15 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import redirect
 from django.urls import reverse
 from django.views.decorators.http import require_POST
 
 from inspector.html.inspector_tags import finding_title
 from inspector.web.access import reader_of, require_rule, run_of_form, writes_run
-from inspector.web.twins import Page, error_page, json_page, wants_json
+from inspector.web.twins import Page, error_page, json_page, told, wants_json
 from rollout_inspector.refusal import Refusal
 from rollouts.store.models import MutedKind, Run
 from rollouts.store.runs.muted import find_rule, mute, muted_in, unmute
@@ -77,10 +75,8 @@ def mute_kind(request: HttpRequest, run: Run) -> HttpResponse:
         if wants_json(request):
             return json_page({"errors": {refusal.field: [str(refusal)]}}, 422)
         return error_page(request, 422, "Nothing was muted", str(refusal), run=run.code)
-    if wants_json(request):
-        return json_page(MutedValues.of(muted, True, run), 201)
-    messages.success(request, f"“{finding_title(muted.kind)}” is muted. It still counts, and stands under “muted”.")
-    return redirect(_back(request, run))
+    sentence = f"“{finding_title(muted.kind)}” is muted. It still counts, and stands under “muted”."
+    return told(request, sentence, _back(request, run), twin=MutedValues.of(muted, True, run), status=201)
 
 
 @require_POST
@@ -88,11 +84,9 @@ def unmute_kind(request: HttpRequest, pk: int) -> HttpResponse:
     """Take a rule back: what it muted is met first again."""
     rule = require_rule(request, find_rule(pk), "rule")
     unmute(rule)
-    if wants_json(request):
-        return json_page({"unmuted": rule.kind})
-    messages.success(request, f"“{finding_title(rule.kind)}” is no longer muted.")
     run = run_of_form(request, rule)
-    return redirect("project", rule.project.code) if run is None else redirect(_back(request, run))
+    back = ("project", rule.project.code) if run is None else (_back(request, run),)
+    return told(request, f"“{finding_title(rule.kind)}” is no longer muted.", *back, twin={"unmuted": rule.kind})
 
 
 def _back(request: HttpRequest, run: Run) -> str:

@@ -12,18 +12,22 @@ from inspector.html.inspector_tags import finding_title
 from inspector.runs import live_parts as parts
 from inspector.runs.filters import COLUMNS, ORDERS, ListQuery, search_words
 from inspector.runs.jobs.job_values import JobValues, has_just_diagnosed, listed_kinds
-from inspector.runs.jobs.work_card import work_card
 from inspector.runs.launches.template_refusal import TemplateRefusal, refusal
 from inspector.runs.muted import MutedValues, muted_values
 from inspector.runs.progress import Progress
 from inspector.runs.run_values import BOOKKEEPING, RunValues, ShownRun
-from inspector.runs.training.alarm_values import AlarmValues, alarm_values
+from inspector.runs.training.alarms_page import AlarmValues, alarm_values
 from inspector.runs.training.gap_causes import GapCauseValues, gap_causes
 from inspector.runs.trajectory_values import TrajectoryValues
 from inspector.web.access import may_delete, may_write, project_name, reader_of
 from inspector.web.twins import Page, json_page, page, wants_json
-from rollouts.jobs.launch import setting_labels
+from rollout_inspector.diagnose import VERSION
+from rollout_inspector.streams.strategies import STRATEGIES
+from rollouts.jobs.exports.exports import WRITERS, is_rows, title_of
+from rollouts.jobs.launch import served_models, setting_labels
+from rollouts.sampling.engines import scoring_engines
 from rollouts.store.chat_templates.chat_templates import chat_template_labels
+from rollouts.store.chat_templates.tokenizers import tokenizer_names
 from rollouts.store.jobs.jobs import is_active, latest_jobs
 from rollouts.store.models import Run, template_name
 from rollouts.store.parameters import MAX_TEXT
@@ -192,3 +196,23 @@ def jobs_part(request: HttpRequest, run: Run) -> HttpResponse:
         return HttpResponse(headers={"HX-Refresh": "true"})
     context = {"run": RunValues.of(run), "jobs": [JobValues.of(job, run) for job in jobs], "jobs_live": live}
     return render(request, "runs/_jobs.html", context)
+
+
+MAX_TOKENIZERS = 500
+
+
+def work_card(run: Run, writer: bool) -> dict[str, Any]:
+    """The choices of the export form and, for a writer, of the form that diagnoses the run again. One query."""
+    can_replay = writer and run.n_steps and run.tokenizer_id is not None
+    return {
+        "writers": {
+            "whole trajectories": [(name, title_of(name)) for name in WRITERS if not is_rows(name)],
+            "training rows": [(name, title_of(name)) for name in WRITERS if is_rows(name)],
+        },
+        "strategies": {slug: spec.about for slug, spec in STRATEGIES.items()} if can_replay else {},
+        "version": VERSION,
+        "outdated": run.diagnosis_version is not None and run.diagnosis_version < VERSION,
+        "models": {name: spec.engine for name, spec in served_models().items()} if writer else {},
+        "engines": scoring_engines() if writer else [],
+        "tokenizers": tokenizer_names(run.project_id, MAX_TOKENIZERS) if writer else [],
+    }

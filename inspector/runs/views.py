@@ -1,6 +1,9 @@
-"""`/`, `/runs/<code>` and what can be done to a run."""
+"""`/`, the list of runs, `/runs/<code>` and what can be done to a run."""
 
-from django.contrib import messages
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
@@ -10,22 +13,88 @@ from django.views.decorators.http import require_safe
 from inspector.runs import live_parts as parts
 from inspector.runs.filters import ListQuery
 from inspector.runs.launches.template_refusal import refusal
-from inspector.runs.run_list import RunsPage, listed_run, severity_bar
 from inspector.runs.run_page import jobs_part, whole_page
-from inspector.runs.run_values import RunValues
+from inspector.runs.run_values import ListedRun, RunValues
+from inspector.runs.training.gap_causes import gap_causes
 from inspector.web.access import (
     access, may_delete, project_name, projects_to_filter, reader_of, reads_run, require, writes_run
 )
-from inspector.web.twins import is_fragment, json_page, page, wants_json
+from inspector.web.twins import Page, is_fragment, json_page, page, told, wants_json
+from rollout_inspector.diagnose.kinds import KINDS
 from rollouts.jobs import run_actions
 from rollouts.store.jobs.jobs import is_active
 from rollouts.store.models import Role, Run
-from rollouts.store.parameters import STATUSES
+from rollouts.store.parameters import SEVERITIES, STATUSES
 from rollouts.store.runs.alarms import count_alarms
 from rollouts.store.runs.figures import severities_of
-from rollouts.store.runs.logprob_columns import named_causes
+from rollouts.store.runs.logprob_columns import NamedCause, named_causes
 from rollouts.store.runs.muted import muted_in_runs
-from rollouts.store.runs.runs import RunFilters, known_tags, tags_of, total_runs, visible_runs
+from rollouts.store.runs.runs import RunFilters, RunTotals, known_tags, tags_of, total_runs, visible_runs
+
+BAR_WIDTH = 200  # Width of the viewBox of the bar.
+LEAST = 3.0  # The least width of a part, so that one of thousands is seen.
+
+
+@dataclass(frozen=True)
+class RunsPage(Page):
+    """The list of runs."""
+
+    runs: list[ListedRun]
+    """One part of the list, newest first."""
+    next: str | None
+    """What ``after`` takes for the following part; None on the last."""
+    totals: RunTotals
+    """Over all runs that pass the filter."""
+    notices: list[str]
+    """A sentence for each part of the address that could not be followed."""
+
+
+def listed_run(
+    run: Run, severities: Mapping[str, int], tags: list[str], project: str | None, muted: Collection[str], alarms: int,
+    causes: Sequence[NamedCause],
+) -> ListedRun:
+    """``severities``: worst severity -> trajectories. ``muted``: the kinds that are muted in the run. ``alarms``: how
+    many limits it is above. ``causes``: what its gap is put down to."""
+    return ListedRun.of(
+        run,
+        project_code=run.project.code,
+        worst=next(iter(severities.items()), None),
+        severities=dict(severities),
+        top_cause=top_cause(
+            {kind: n for kind, n in run.finding_counts.items() if kind not in muted}, next(iter(severities), "")
+        ),
+        muted=sorted(kind for kind, n in run.finding_counts.items() if n and kind in muted),
+        tags=tags,
+        project=project,
+        alarms=alarms,
+        gap_causes=gap_causes(run, causes),
+    )
+
+
+def top_cause(counts: Mapping[str, int], worst: str) -> str | None:
+    """The kind of the gravest usual severity that has most findings. ``worst``: the worst severity in the run. Where no
+    finding is that grave, those of a graver kind are notes. Samples that are not canonical are notes in most runs, and
+    cost something only beside another finding."""
+    least = SEVERITIES.index(worst) if worst in SEVERITIES else 0
+
+    def place(kind: str) -> tuple[int, bool, int, str]:
+        usual = SEVERITIES.index(KINDS[kind].severity) if kind in KINDS else len(SEVERITIES)
+        severity = usual if usual >= least else len(SEVERITIES) - 1
+        return severity, kind == "noncanonical_sampling", -counts[kind], kind
+
+    return min((kind for kind, n in counts.items() if n), key=place, default=None)
+
+
+def severity_bar(run: ListedRun) -> list[dict[str, Any]]:
+    """The parts of a bar that stands for all trajectories of a run, one for each worst severity, the gravest first."""
+    total = max(run.trajectories, sum(run.severities.values()))
+    parts, x = [], 0.0
+    for severity, n in run.severities.items():
+        width = max(BAR_WIDTH * n / total, LEAST)
+        parts.append({"severity": severity, "n": n, "x": f"{x:.1f}", "width": f"{width:.1f}"})
+        x += width
+    return parts
+
 
 RUNS_PER_PAGE = 25
 NO_PROJECT = "You are in no project yet, so there is nothing to see here. Ask an admin of a project to invite you."
@@ -100,9 +169,7 @@ def detail(request: HttpRequest, run: Run) -> HttpResponse:
 def cancel(request: HttpRequest, run: Run) -> HttpResponse:
     """Ask a run to stop."""
     run_actions.cancel(run)
-    if wants_json(request):
-        return json_page(RunValues.of(run))
-    return redirect("run", run.code)
+    return json_page(RunValues.of(run)) if wants_json(request) else redirect("run", run.code)
 
 
 @writes_run
@@ -111,12 +178,8 @@ def resume(request: HttpRequest, run: Run) -> HttpResponse:
     try:
         run_actions.resume(run)
     except ValueError as refusal:
-        if wants_json(request):
-            return json_page({"error": str(refusal)}, 409)
-        messages.error(request, str(refusal), extra_tags="error")
-    if wants_json(request):
-        return json_page(RunValues.of(run))
-    return redirect("run", run.code)
+        return told(request, str(refusal), "run", run.code, twin={"error": str(refusal)}, status=409)
+    return json_page(RunValues.of(run)) if wants_json(request) else redirect("run", run.code)
 
 
 @writes_run
@@ -126,12 +189,10 @@ def delete(request: HttpRequest, run: Run) -> HttpResponse:
     if not may_delete(request, run):
         require(request, run, Role.ADMIN)
     if request.POST.get("sure") != "yes":
-        messages.error(request, "Nothing was deleted: tick the box beside the button first.", extra_tags="error")
-        return redirect("run", run.code)
+        sentence = "Nothing was deleted: tick the box beside the button first."
+        return told(request, sentence, "run", run.code, status=422)
     try:
         run_actions.delete(run)
     except ValueError as refusal:
-        messages.error(request, str(refusal), extra_tags="error")
-        return redirect("run", run.code)
-    messages.success(request, f"The run “{run.name}” was deleted.")
-    return redirect("runs")
+        return told(request, str(refusal), "run", run.code, status=409)
+    return told(request, f"The run “{run.name}” was deleted.", "runs")

@@ -2,14 +2,14 @@
 
 from django.urls import path
 
-from inspector.search import docs_page, go_page, views
+from inspector.search import docs_page, views
 from inspector.web.twins import twins
 
 urlpatterns = [
     *twins("search", views.everywhere, name="search"),
     *twins("runs/<code:code>/search", views.in_run, name="run-search"),
     path("trajectories/<code:code>/find", views.in_row, name="row-find"),
-    *twins("go", go_page.go, name="go"),
+    *twins("go", views.go, name="go"),
     path("docs", docs_page.docs),
     # The twins first: a name holds slashes and dots.
     path("docs.json", docs_page.docs, name="docs-index-json"),

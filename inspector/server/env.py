@@ -23,10 +23,8 @@ class EnvironmentReader:
     def flag(self, name: str, default: bool) -> bool:
         """True for 1, true, yes, on; False for 0, false, no, off; upper case is fine too."""
         value = self.text(name).lower()
-        if value in ("1", "true", "yes", "on"):
-            return True
-        if value in ("0", "false", "no", "off"):
-            return False
+        if value in ("1", "true", "yes", "on", "0", "false", "no", "off"):
+            return value in ("1", "true", "yes", "on")
         if value:
             self.problem(f"{name} is {value!r}, which is neither yes nor no.", f"Set {name}=1 or {name}=0.")
         return default

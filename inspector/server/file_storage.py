@@ -10,6 +10,7 @@ from django.core.files.storage import Storage
 from django.utils.module_loading import import_string
 
 from inspector.server.env import EnvironmentReader
+from rollout_inspector.refusal import Refusal
 
 NAME = "INSPECTOR_FILES"
 FOLDER = "rollouts.store.files.folder.FolderStorage"
@@ -30,8 +31,10 @@ def file_storage(env: EnvironmentReader) -> dict[str, Any]:
     """The storage that the environment names; a folder in the data folder where it names none that can be read."""
     place = env.text(NAME)
     if place.startswith("s3://"):
-        if (options := _bucket(env, place)) is not None:
-            return {"BACKEND": "rollouts.store.files.bucket.BucketStorage", "OPTIONS": options}
+        try:
+            return {"BACKEND": "rollouts.store.files.bucket.BucketStorage", "OPTIONS": _bucket(place)}
+        except Refusal as refusal:
+            env.problem(str(refusal), WAY_OUT)
     elif "://" in place:
         env.problem(f"{NAME} begins with {place.partition(':')[0][:20]!r}, which is not served.", WAY_OUT)
     elif place:
@@ -55,8 +58,8 @@ def backup_place(named: str) -> Storage:
     return storage
 
 
-def _bucket(env: EnvironmentReader, named: str) -> dict[str, Any] | None:
-    """The options of a bucket's address. A sentence about a wrong one never repeats it: it may hold a secret."""
+def _bucket(named: str) -> dict[str, Any]:
+    """The options of a bucket's address. Raises :class:`Refusal`, which never repeats it: it may hold a secret."""
     try:
         parts = urlsplit(named)
         query = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
@@ -64,29 +67,21 @@ def _bucket(env: EnvironmentReader, named: str) -> dict[str, Any] | None:
         endpoint = urlsplit(query.get("endpoint_url") or "https://amazon")
         has_host = endpoint.hostname is not None and _HOST.fullmatch(endpoint.hostname) and (endpoint.port or 1) > 0
     except ValueError:
-        env.problem(f"{NAME} cannot be read.", WAY_OUT)
-        return None
+        raise Refusal(f"{NAME} cannot be read.") from None
     if not _BUCKET.fullmatch(bucket):
-        env.problem(f"{NAME} names no bucket after s3://.", WAY_OUT)
-        return None
+        raise Refusal(f"{NAME} names no bucket after s3://.")
     if len(prefix) > MAX_PREFIX or not all(map(_PART.fullmatch, prefix.split("/") if prefix else ())):
-        env.problem(
-            f"The prefix of {NAME} is not made of parts of letters, digits and ._-+=@ between slashes.", WAY_OUT
+        raise Refusal(
+            f"The prefix of {NAME} is not made of parts of letters, digits and ._-+=@ between slashes."
         )
-        return None
     if unknown := sorted(set(query) - set(OPTIONS)):
-        env.problem(f"{NAME} has {unknown[0][:40]!r} in its query, which is not known.", WAY_OUT)
-        return None
+        raise Refusal(f"{NAME} has {unknown[0][:40]!r} in its query, which is not known.")
     if endpoint.scheme not in ("http", "https") or not has_host:
-        env.problem(f"The endpoint_url of {NAME} is not http:// or https:// with a host behind it.", WAY_OUT)
-        return None
+        raise Refusal(f"The endpoint_url of {NAME} is not http:// or https:// with a host behind it.")
     if query.get("addressing_style") not in (None, "", "auto", "path", "virtual"):
-        env.problem(f"The addressing_style of {NAME} is none of auto, path, virtual.", WAY_OUT)
-        return None
+        raise Refusal(f"The addressing_style of {NAME} is none of auto, path, virtual.")
     if (region := query.get("region_name")) and not _REGION.fullmatch(region):
-        env.problem(f"The region_name of {NAME} is not made of letters, digits and -.", WAY_OUT)
-        return None
+        raise Refusal(f"The region_name of {NAME} is not made of letters, digits and -.")
     if bool(query.get("access_key")) != bool(query.get("secret_key")):
-        env.problem(f"{NAME} has one of access_key and secret_key without the other.", WAY_OUT)
-        return None
+        raise Refusal(f"{NAME} has one of access_key and secret_key without the other.")
     return {"bucket_name": bucket, "location": prefix, **{k: v for k, v in query.items() if v}}

@@ -72,7 +72,7 @@ def on_starting(server: Any) -> None:
 
 def post_fork(server: Any, worker: Any) -> None:
     """A worker never outlives its master, even one that was killed."""
-    from inspector.server.parent_death import die_with_parent
+    from inspector.server.supervisor import die_with_parent
 
     die_with_parent(signal.SIGTERM)
 

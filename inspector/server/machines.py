@@ -11,6 +11,7 @@ import socket
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import metadata
@@ -22,6 +23,7 @@ from django.conf import settings
 from django.db import connection as database
 
 from inspector.server.health import MIN_FREE_BYTES
+from inspector.server.workers import read_entries
 from rollouts.jobs.broker import redis_fault
 from rollouts.store import files, storage_mark
 from rollouts.store.database import clock_offset, database_identity
@@ -93,18 +95,7 @@ def withdraw(connection: redis.Redis, name: str) -> None:
 
 def list_machines(connection: redis.Redis) -> list[Machine]:
     """Every process that has told lately, by name. Raises ``redis.RedisError``."""
-    machines = []
-    entries: dict[bytes, bytes] = connection.hgetall(KEY)  # type: ignore[assignment]
-    for name, raw in entries.items():
-        try:
-            machine = msgspec.json.decode(raw, type=Machine)
-        except (msgspec.DecodeError, ValueError, RecursionError):  # another version, or a stranger
-            machine = None
-        if machine is None or time.time() - machine.seen_at > LIVES_SECONDS:
-            connection.hdel(KEY, name)
-        else:
-            machines.append(machine)
-    return sorted(machines, key=lambda machine: machine.name)
+    return read_entries(connection, KEY, Machine, LIVES_SECONDS)
 
 
 def differences(machines: Sequence[Machine]) -> list[Difference]:
@@ -164,22 +155,19 @@ def code_version() -> str:
 def _packages() -> dict[str, str]:
     versions = {}
     for package in PACKAGES:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
     return versions
 
 
 def _storage_identity() -> str:
     try:
-        with files.open_file(MARK) as file:
-            return file.read(64).decode(errors="replace")
+        mark = files.read_range(MARK, 0, 64)
     except FileNotFoundError:
         # Of two that begin at once the last one stays, and the other reads it a minute later.
         files.put(MARK, BytesIO(os.urandom(6).hex().encode()))
-        with files.open_file(MARK) as file:
-            return file.read(64).decode(errors="replace")
+        mark = files.read_range(MARK, 0, 64)
+    return mark.decode(errors="replace")
 
 
 def _split(

@@ -17,7 +17,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from inspector.server.parent_death import die_with_parent
+
+def die_with_parent(signum: int) -> None:
+    """Have the kernel send `signum` to this process when its parent dies (Linux; elsewhere nothing happens)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(1, int(signum), 0, 0, 0)
+
 
 MAX_BACKOFF_SECONDS = 30.0
 STEADY_AFTER_SECONDS = 60.0

@@ -10,11 +10,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from django.conf import settings
-from django.core.checks import CheckMessage, Error, Tags, Warning, register
+from django.core.checks import CheckMessage, Tags, register
 from django.db import DatabaseError
 
 from inspector.server.file_storage import FOLDER
 from inspector.server.paths import LOCAL_HOSTS
+from inspector.server.team_checks import flaw
 from rollout_inspector.text import confinement
 from rollouts.jobs.launch import served_models
 from rollouts.store import storage_mark
@@ -25,7 +26,7 @@ from rollouts.store.files.values import StorageDown
 @register()
 def check_environment(**_: Any) -> Iterable[CheckMessage]:
     """Values that could not be read at all."""
-    return [Error(message, hint=hint, id="inspector.E001") for message, hint in settings.ENV_PROBLEMS]
+    return [flaw(message, hint, "E001") for message, hint in settings.ENV_PROBLEMS]
 
 
 @register()
@@ -34,25 +35,16 @@ def check_data_folder(**_: Any) -> Iterable[CheckMessage]:
     folder = settings.INSPECTOR_DATA
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        yield Error(
-            f"The data folder {folder} cannot be written.",
-            hint="Make it writable, or set INSPECTOR_DATA to a folder that is.",
-            id="inspector.E002",
-        )
+        yield flaw(f"The data folder {folder} cannot be written.",
+                   "Make it writable, or set INSPECTOR_DATA to a folder that is.", "E002")
         return
     if folder.exists() and (mode := stat.S_IMODE(folder.stat().st_mode)) & 0o077:
-        yield Warning(
-            f"Other users of this machine can enter the data folder {folder} (mode {mode:04o}).",
-            hint="Its owner can close it: chmod 700.",
-            id="inspector.W009",
-        )
+        yield flaw(f"Other users of this machine can enter the data folder {folder} (mode {mode:04o}).",
+                   "Its owner can close it: chmod 700.", "W009")
     free = shutil.disk_usage(existing).free
     if free < 200 << 20:
-        yield Warning(
-            f"Only {free >> 20} MB are free where the data folder lies ({folder}).",
-            hint="Free some space, or set INSPECTOR_DATA to a folder on a larger disk.",
-            id="inspector.W002",
-        )
+        yield flaw(f"Only {free >> 20} MB are free where the data folder lies ({folder}).",
+                   "Free some space, or set INSPECTOR_DATA to a folder on a larger disk.", "W002")
 
 
 @register()
@@ -63,11 +55,8 @@ def check_files(**_: Any) -> Iterable[CheckMessage]:
         return
     existing = next(path for path in (Path(location), *Path(location).parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        yield Error(
-            f"The folder {location} of INSPECTOR_FILES cannot be written.",
-            hint="Make it writable, or set INSPECTOR_FILES to a folder that is.",
-            id="inspector.E010",
-        )
+        yield flaw(f"The folder {location} of INSPECTOR_FILES cannot be written.",
+                   "Make it writable, or set INSPECTOR_FILES to a folder that is.", "E010")
 
 
 @register(Tags.database)
@@ -81,7 +70,7 @@ def check_owner_of_files(databases: Sequence[str] | None = None, **_: Any) -> It
     except (DatabaseError, StorageDown, OSError):
         return  # other checks say so
     if sentence:
-        yield Error(sentence, id="inspector.E011")
+        yield flaw(sentence, None, "E011")
 
 
 @register(Tags.database)
@@ -92,17 +81,16 @@ def check_age_of_database(databases: Sequence[str] | None = None, **_: Any) -> I
     except DatabaseError:
         return  # the command says so
     if sentence:
-        yield Error(sentence, id="inspector.E012")
+        yield flaw(sentence, None, "E012")
 
 
 @register()
 def check_redis_url(**_: Any) -> Iterable[CheckMessage]:
     scheme = urlsplit(settings.REDIS_URL).scheme
     if scheme not in ("redis", "rediss", "unix"):
-        yield Error(
+        yield flaw(
             f"REDIS_URL begins with {scheme or 'no scheme'!r}.",
-            hint="Write redis://HOST:6379/0, rediss://... or unix:///path/to.sock; unset it for the embedded Redis.",
-            id="inspector.E003",
+            "Write redis://HOST:6379/0, rediss://... or unix:///path/to.sock; unset it for the embedded Redis.", "E003",
         )
 
 
@@ -110,17 +98,11 @@ def check_redis_url(**_: Any) -> Iterable[CheckMessage]:
 def check_database(**_: Any) -> Iterable[CheckMessage]:
     engine = str(settings.DATABASES["default"]["ENGINE"])
     if engine not in ("django.db.backends.sqlite3", "django.db.backends.postgresql"):
-        yield Error(
-            f"DATABASE_URL names {engine.rsplit('.', 1)[-1]}, which is not served.",
-            hint="Use PostgreSQL (postgres://...) or leave DATABASE_URL unset for SQLite.",
-            id="inspector.E004",
-        )
+        yield flaw(f"DATABASE_URL names {engine.rsplit('.', 1)[-1]}, which is not served.",
+                   "Use PostgreSQL (postgres://...) or leave DATABASE_URL unset for SQLite.", "E004")
     elif engine.endswith("sqlite3") and sqlite3.sqlite_version_info < (3, 35):
-        yield Error(
-            f"Python's SQLite is {sqlite3.sqlite_version}; 3.35 or newer is needed.",
-            hint="Use a newer Python, or set DATABASE_URL to a PostgreSQL.",
-            id="inspector.E005",
-        )
+        yield flaw(f"Python's SQLite is {sqlite3.sqlite_version}; 3.35 or newer is needed.",
+                   "Use a newer Python, or set DATABASE_URL to a PostgreSQL.", "E005")
 
 
 @register()
@@ -128,41 +110,28 @@ def check_safety(**_: Any) -> Iterable[CheckMessage]:
     """Settings that are fine on a laptop and dangerous on a network."""
     open_hosts = [host for host in settings.ALLOWED_HOSTS if host not in LOCAL_HOSTS]
     if settings.DEBUG and open_hosts:
-        yield Error(
+        yield flaw(
             f"DEBUG is on while the server answers to {', '.join(open_hosts)}: error pages would show the settings.",
-            hint="Unset DEBUG.",
-            id="inspector.E006",
+            "Unset DEBUG.", "E006",
         )
     if "*" in settings.ALLOWED_HOSTS:
-        yield Warning(
-            "ALLOWED_HOSTS is *: the server answers to any name.",
-            hint="List the names that people type into the browser, separated by commas.",
-            id="inspector.W006",
-        )
+        yield flaw("ALLOWED_HOSTS is *: the server answers to any name.",
+                   "List the names that people type into the browser, separated by commas.", "W006")
     if len(settings.SECRET_KEY) < 32:
-        yield Error(
-            "SECRET_KEY is shorter than 32 characters.",
-            hint="Unset it: a good one is made once and kept in the data folder.",
-            id="inspector.E007",
-        )
+        yield flaw("SECRET_KEY is shorter than 32 characters.",
+                   "Unset it: a good one is made once and kept in the data folder.", "E007")
     if settings.REDIS_URL.startswith("redis://") and open_hosts:
         host = urlsplit(settings.REDIS_URL).hostname or ""
         if host not in LOCAL_HOSTS and "@" not in settings.REDIS_URL:
-            yield Warning(
-                f"Redis at {host} is reached over the network without a password.",
-                hint="Give it one and write rediss://:PASSWORD@HOST:6379/0.",
-                id="inspector.W007",
-            )
+            yield flaw(f"Redis at {host} is reached over the network without a password.",
+                       "Give it one and write rediss://:PASSWORD@HOST:6379/0.", "W007")
 
 
 @register()
 def check_metrics_token(**_: Any) -> Iterable[CheckMessage]:
     if settings.METRICS_TOKEN and len(settings.METRICS_TOKEN) < 20:
-        yield Error(
-            f"INSPECTOR_METRICS_TOKEN has {len(settings.METRICS_TOKEN)} characters, so that it can be guessed.",
-            hint="Make one with: openssl rand -hex 24",
-            id="inspector.E030",
-        )
+        yield flaw(f"INSPECTOR_METRICS_TOKEN has {len(settings.METRICS_TOKEN)} characters, so that it can be guessed.",
+                   "Make one with: openssl rand -hex 24", "E030")
 
 
 @register()
@@ -170,19 +139,16 @@ def check_models(**_: Any) -> Iterable[CheckMessage]:
     """Models that can never be launched. Only the machine of their worker knows whether the folder exists."""
     for model in served_models().values():
         if fault := model.faults():
-            yield Error(
-                f"INSPECTOR_MODELS, {model.name}: {fault}", hint="See docs/configuration.md.", id="inspector.E009"
-            )
+            yield flaw(f"INSPECTOR_MODELS, {model.name}: {fault}", "See docs/configuration.md.", "E009")
 
 
 @register()
 def check_demo_policy(**_: Any) -> Iterable[CheckMessage]:
     folder = settings.BASE_DIR / "rollouts" / "sampling" / "demo_policy" / "model"
     if not (folder / "model.safetensors").exists():
-        yield Warning(
+        yield flaw(
             f"The demo policy is missing from {folder.relative_to(settings.BASE_DIR)}.",
-            hint="Train it with `python manage.py train_demo_policy` (about half an hour), or restore the folder.",
-            id="inspector.W008",
+            "Train it with `python manage.py train_demo_policy` (about half an hour), or restore the folder.", "W008",
         )
 
 
@@ -190,9 +156,8 @@ def check_demo_policy(**_: Any) -> Iterable[CheckMessage]:
 def check_confinement(**_: Any) -> Iterable[CheckMessage]:
     """Whether the kernel can refuse system calls to the processes that run what strangers wrote."""
     if lacks := confinement.missing():
-        yield Warning(
+        yield flaw(
             f"Chat templates and tokenizers run with limits of time and memory only. {lacks}",
-            hint="On Linux install libseccomp2 (Debian, Ubuntu) or libseccomp (others). Without it, a template that "
-            "escaped from Jinja could read the files of the server.",
-            id="inspector.W010",
+            "On Linux install libseccomp2 (Debian, Ubuntu) or libseccomp (others). Without it, a template that "
+            "escaped from Jinja could read the files of the server.", "W010",
         )

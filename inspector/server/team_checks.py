@@ -18,6 +18,11 @@ class UnsafeTeamServer(Refusal):
     """A server of team mode on a public address that lacks settings; its text names each of them."""
 
 
+def flaw(sentence: str, way_out: str | None, number: str) -> CheckMessage:
+    """What a check of settings says. ``number``: it begins with E for an error, with W for a warning."""
+    return (Error if number[0] == "E" else Warning)(sentence, hint=way_out, id=f"inspector.{number}")
+
+
 def is_public(host: str = "127.0.0.1") -> bool:
     """Whether other machines may ask: the server listens for them, or answers to a name that is not this machine's."""
     return host not in LOOPBACK or bool(set(settings.ALLOWED_HOSTS) - LOCAL_HOSTS)
@@ -29,30 +34,25 @@ def team_errors(host: str = "127.0.0.1") -> list[CheckMessage]:
         return []
     errors: list[CheckMessage] = []
     if not os.environ.get("SECRET_KEY", "").strip():
-        errors.append(Error(
-            "INSPECTOR_TEAM is on and other machines may ask, but SECRET_KEY is not set.",
-            hint="Set SECRET_KEY to a random text of 50 characters, the same on every web server.",
-            id="inspector.E020",
-        ))
+        errors.append(flaw("INSPECTOR_TEAM is on and other machines may ask, but SECRET_KEY is not set.",
+                           "Set SECRET_KEY to a random text of 50 characters, the same on every web server.", "E020"))
     names = [name for name in settings.ALLOWED_HOSTS if name not in LOCAL_HOSTS]
     if not names or "*" in names:
-        errors.append(Error(
+        errors.append(flaw(
             "INSPECTOR_TEAM is on and other machines may ask, but ALLOWED_HOSTS does not name this server.",
-            hint="Set ALLOWED_HOSTS to the names that people type into the browser, such as inspector.example; not *.",
-            id="inspector.E021",
+            "Set ALLOWED_HOSTS to the names that people type into the browser, such as inspector.example; not *.",
+            "E021",
         ))
     if not settings.HTTPS:
-        errors.append(Error(
+        errors.append(flaw(
             "INSPECTOR_TEAM is on and other machines may ask, but INSPECTOR_HTTPS is off: passwords would be readable.",
-            hint="Put a proxy that speaks HTTPS in front, and set INSPECTOR_HTTPS=1.",
-            id="inspector.E022",
+            "Put a proxy that speaks HTTPS in front, and set INSPECTOR_HTTPS=1.", "E022",
         ))
     origins = [urlsplit(origin) for origin in settings.CSRF_TRUSTED_ORIGINS]
     if not any(allowed_origin.scheme == "https" and allowed_origin.hostname for allowed_origin in origins):
-        errors.append(Error(
+        errors.append(flaw(
             "INSPECTOR_TEAM is on and other machines may ask, but CSRF_TRUSTED_ORIGINS names no https address.",
-            hint="Set CSRF_TRUSTED_ORIGINS to the address in the browser, such as https://inspector.example.",
-            id="inspector.E023",
+            "Set CSRF_TRUSTED_ORIGINS to the address in the browser, such as https://inspector.example.", "E023",
         ))
     return errors
 
@@ -69,10 +69,10 @@ def check_team(**_: Any) -> Iterable[CheckMessage]:
     """Team mode on a public address has what it needs; local mode is on this machine alone."""
     yield from team_errors()
     if not settings.TEAM_MODE and is_public():
-        yield Warning(
+        yield flaw(
             "Other machines may ask this server (ALLOWED_HOSTS), but it runs in local mode.",
-            hint="Set INSPECTOR_TEAM=1: the server then checks that it is safe for that, and no login link is printed.",
-            id="inspector.W020",
+            "Set INSPECTOR_TEAM=1: the server then checks that it is safe for that, and no login link is printed.",
+            "W020",
         )
 
 
@@ -82,15 +82,9 @@ def check_provider(**_: Any) -> Iterable[CheckMessage]:
     if not settings.OIDC_ISSUER:
         return
     if not settings.OIDC_CLIENT_ID:
-        yield Error(
-            "INSPECTOR_OIDC_ISSUER is set, but INSPECTOR_OIDC_CLIENT_ID is not.",
-            hint="Register this server at the provider, and set the id that it assigns.",
-            id="inspector.E024",
-        )
+        yield flaw("INSPECTOR_OIDC_ISSUER is set, but INSPECTOR_OIDC_CLIENT_ID is not.",
+                   "Register this server at the provider, and set the id that it assigns.", "E024")
     address = urlsplit(settings.OIDC_ISSUER)
     if address.scheme != "https" and not (address.scheme == "http" and address.hostname in LOOPBACK):
-        yield Error(
-            "INSPECTOR_OIDC_ISSUER is no https address: whoever is in between could sign in as anybody.",
-            hint="Write the issuer as the provider does, such as https://login.example/realms/lab.",
-            id="inspector.E025",
-        )
+        yield flaw("INSPECTOR_OIDC_ISSUER is no https address: whoever is in between could sign in as anybody.",
+                   "Write the issuer as the provider does, such as https://login.example/realms/lab.", "E025")

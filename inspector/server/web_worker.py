@@ -1,5 +1,5 @@
-"""The worker class of gunicorn: clients that keep the server waiting hold no threads that others need. gunicorn's own
-threads wait for the end of a head, for a body and for a reader without a limit. Its main loop waits two seconds for a
+"""The worker class of gunicorn: clients that keep the server waiting hold no threads that others need. Threads of
+gunicorn wait for the end of a head, for a body and for a reader without a limit. Its main loop waits two seconds for a
 client to close. Decision 0023 says why no other server is used."""
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import re
+import select
 import selectors
 import socket
 import time
@@ -17,7 +18,90 @@ from typing import Any
 from gunicorn.errors import ConfigError
 from gunicorn.workers import gthread
 
-from inspector.server.client_socket import ClientSocket, Waits
+STALL_SECONDS = 15.0
+"""How long a client may keep a thread waiting. Bytes that come or go take back the time that they need at
+:data:`LEAST_RATE`."""
+SCARCE_SECONDS = 0.1  # The same while half of the threads wait for clients, and requests wait for a thread.
+LEAST_RATE = 10_000  # Bytes a second.
+SEND_BUFFER_BYTES = 256 << 10
+"""What the kernel holds of an answer. Left to itself it holds megabytes for a client that does not read."""
+
+
+class ClientCutOff(ConnectionResetError):
+    """The client was too slow. To gunicorn and Django it is a client that has gone."""
+
+    def __init__(self) -> None:
+        super().__init__(errno.ECONNRESET, "the client was too slow")
+
+
+class ClientSocket(socket.socket):
+    """A connection to a client. In blocking mode a call waits as long as the client is not too slow."""
+
+    def __init__(self, waits: set[ClientSocket], fileno: int) -> None:
+        super().__init__(fileno=fileno)
+        self.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        self._waits = waits
+        self._since: float | None = None
+        self._is_cut = False
+        self.begin()
+
+    def begin(self) -> None:
+        """A request begins: what was waited for the one before is forgotten."""
+        self._behind = 0.0
+
+    def behind(self) -> float:
+        """Seconds that were waited for this client, less those that its bytes have taken back."""
+        since = self._since
+        return self._behind + (time.monotonic() - since if since is not None else 0.0)
+
+    def cut_off(self) -> None:
+        """End the connection, so that the thread that waits for it goes on."""
+        self._is_cut = True
+        with contextlib.suppress(OSError):
+            self.shutdown(socket.SHUT_RDWR)
+
+    def recv(self, size: int, flags: int = 0) -> bytes:
+        """As of a socket. Raises :class:`ClientCutOff`."""
+        while self.gettimeout() is None:
+            try:
+                data = super().recv(size, flags | socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                self._wait(select.POLLIN)
+            else:
+                self._moved(len(data))
+                return data
+        return super().recv(size, flags)
+
+    def sendall(self, data: Any, flags: int = 0) -> None:
+        """As of a socket. Raises :class:`ClientCutOff`."""
+        view = memoryview(data)
+        while view:
+            try:
+                sent = self.send(view, flags | socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                self._wait(select.POLLOUT)
+            else:
+                self._moved(sent)
+                view = view[sent:]
+
+    def _moved(self, n_bytes: int) -> None:
+        self._behind = max(self._behind - n_bytes / LEAST_RATE, 0.0)
+
+    def _wait(self, event: int) -> None:
+        poll = select.poll()
+        poll.register(self, event)
+        patience = STALL_SECONDS - self._behind
+        self._since = time.monotonic()
+        self._waits.add(self)
+        try:
+            is_ready = patience > 0 and bool(poll.poll(patience * 1000))
+        finally:
+            self._waits.discard(self)
+            self._behind += time.monotonic() - self._since
+            self._since = None
+        if not is_ready or self._is_cut:
+            raise ClientCutOff
+
 
 HEAD_SECONDS = 10.0  # How long a client may take for the head of a request, and to close its end after the last answer.
 MAX_HEAD_BYTES = 64 << 10
@@ -60,7 +144,7 @@ class WebWorker(gthread.ThreadWorker):  # type: ignore[misc]
             raise ConfigError("This worker class does not speak HTTPS. Put a proxy that does in front of it.")
 
     def init_process(self) -> None:
-        self.waits = Waits()
+        self.waits: set[ClientSocket] = set()  # The connections for which threads of this process wait.
         self.places = max(self.cfg.threads // 2, 1)
         self.line: deque[Connection] = deque()  # Requests that wait for one of the places for bodies.
         super().init_process()
@@ -152,8 +236,10 @@ class WebWorker(gthread.ThreadWorker):  # type: ignore[misc]
     def murder_pending(self) -> None:
         """Close what has waited too long, and cut off the clients for which threads wait while requests need them."""
         super().murder_pending()
-        if self._is_scarce() and len(self.waits.clients) >= self.cfg.threads // 2:
-            self.waits.cut_off_slow()
+        if self._is_scarce() and len(self.waits) >= self.cfg.threads // 2:
+            for client in list(self.waits):
+                if client.behind() > SCARCE_SECONDS:
+                    client.cut_off()
         while self.line and time.monotonic() > (self.line[0].deadline or 0):
             conn = self.line.popleft()
             with contextlib.suppress(OSError):

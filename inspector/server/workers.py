@@ -4,7 +4,9 @@ commands of Celery ask every worker and wait for the answers; a page cannot wait
 
 import os
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import msgspec
 import redis
@@ -15,6 +17,7 @@ LIVES_SECONDS = 10
 """A worker without a heartbeat for this time is gone. Its heartbeats in the cache expire after the same time."""
 FORGOTTEN_SECONDS = 3600
 """After this time the entry of such a worker is removed. Until then the page says that the worker is gone."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -62,22 +65,21 @@ def withdraw(connection: redis.Redis, name: str) -> None:
 
 def list_workers(connection: redis.Redis) -> list[WorkerState]:
     """Every worker seen in the last hour, by name. Raises ``redis.RedisError``."""
-    workers = []
-    entries: dict[bytes, bytes] = connection.hgetall(KEY)  # type: ignore[assignment]
+    return read_entries(connection, KEY, WorkerState, FORGOTTEN_SECONDS)
+
+
+def read_entries(connection: redis.Redis, key: str, kind: type[T], lives_seconds: float) -> list[T]:
+    """The entries of a hash by name; those that are too old, or of another kind, are removed."""
+    states: list[Any] = []
+    entries: dict[bytes, bytes] = connection.hgetall(key)  # type: ignore[assignment]
     for name, raw in entries.items():
-        state = _read(raw)
-        if state is None or time.time() - state.seen_at > FORGOTTEN_SECONDS:
-            connection.hdel(KEY, name)
-        else:
-            workers.append(state)
-    return sorted(workers, key=lambda state: state.name)
-
-
-def _read(raw: bytes) -> WorkerState | None:
-    try:
-        return msgspec.json.decode(raw, type=WorkerState)
-    except (msgspec.DecodeError, ValueError, RecursionError):  # written by another version, or by a stranger
-        return None
+        with suppress(msgspec.DecodeError, ValueError, RecursionError):  # of another version, or of a stranger
+            state: Any = msgspec.json.decode(raw, type=kind)
+            if time.time() - state.seen_at <= lives_seconds:
+                states.append(state)
+                continue
+        connection.hdel(key, name)
+    return sorted(states, key=lambda state: state.name)
 
 
 def queue_lengths(connection: redis.Redis, queues: list[str]) -> dict[str, int]:

@@ -9,7 +9,6 @@ from django.conf import settings
 from django.contrib import messages
 from django.contrib.auth.views import PasswordChangeView
 from django.http import Http404, HttpRequest, HttpResponse
-from django.shortcuts import redirect
 from django.urls import reverse_lazy
 from django.utils.decorators import method_decorator
 from django.views.decorators.cache import never_cache
@@ -18,7 +17,7 @@ from django.views.decorators.http import require_POST, require_safe
 from inspector.team.login import tried_too_often
 from inspector.team.provider import link_key
 from inspector.web.access import access
-from inspector.web.twins import Page, from_columns, page
+from inspector.web.twins import Page, from_columns, page, told
 from rollouts.store.models import LoginSession
 from rollouts.store.people import activity_log
 from rollouts.store.people.accounts import end_sessions, live_sessions
@@ -101,8 +100,7 @@ def end_session(request: HttpRequest, pk: int) -> HttpResponse:
     if not end_sessions(request.user, pk):
         raise Http404("You are not logged in with such a session. It may have ended already.")
     activity_log.record(Action.SESSION_ENDED)
-    messages.success(request, "That device is logged out.")
-    return redirect("account")
+    return told(request, "That device is logged out.", "account")
 
 
 @require_POST
@@ -110,8 +108,8 @@ def end_other_sessions(request: HttpRequest) -> HttpResponse:
     """Log every device out but this one."""
     n = end_sessions(request.user, but=request.session.session_key)
     activity_log.record(Action.SESSION_ENDED, detail=f"{n} other sessions")
-    messages.success(request, f"{n} other session{'s' * (n != 1)} ended." if n else "There is no other session.")
-    return redirect("account")
+    sentence = f"{n} other session{'s' * (n != 1)} ended." if n else "There is no other session."
+    return told(request, sentence, "account")
 
 
 @method_decorator(never_cache, name="dispatch")

@@ -1,23 +1,59 @@
 """`/accounts`: an admin of the server closes and opens accounts, and says who else is one."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
+from functools import wraps
 from typing import Any, Self
 
-from django.contrib import messages
+from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse
-from django.shortcuts import redirect
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST, require_safe
 
-from inspector.team.people_access import for_server_admins
-from inspector.web.twins import Page, error_page, page
+from inspector.web.access import access, found_or_404, too_low
+from inspector.web.twins import Page, error_page, page, told
 from rollout_inspector.refusal import Refusal
-from rollouts.store.models import Membership
+from rollouts.store.models import Membership, Project, Role
 from rollouts.store.people import activity_log
 from rollouts.store.people.accounts import all_accounts, end_sessions, find_account
 from rollouts.store.people.activity_log import Action
-from rollouts.store.people.members import set_account
+from rollouts.store.people.members import find_project, set_account
+
+View = Callable[..., HttpResponse]
+
+
+def of_project(least: Role) -> Callable[[View], View]:
+    """`view(request, project, ...)`: for whoever has at least this role in the project that the address names. A
+    project that is hidden is answered like one that does not exist; a role that is too low with 403."""
+
+    def decorate(view: View) -> View:
+        @wraps(view)
+        def wrapped(request: HttpRequest, code: str, *args: Any, **kwargs: Any) -> HttpResponse:
+            target = find_project(code)
+            role = access(request).role_in(target.pk) if target is not None else None
+            project: Project = found_or_404(target if role is not None else None, "project", code)
+            if not access(request).may(project.pk, least):
+                raise too_low(project, role or Role.VIEWER, least)
+            request.role = role  # type: ignore[attr-defined]  # what the page offers follows it
+            return view(request, project, *args, **kwargs)
+
+        return wrapped
+
+    return decorate
+
+
+def for_server_admins(view: View) -> View:
+    """`view(request, ...)`: for an admin of the server."""
+
+    @wraps(view)
+    def wrapped(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        if not access(request).is_server_admin:
+            raise PermissionDenied("Only an admin of the server may do this. Ask one of them.")
+        return view(request, *args, **kwargs)
+
+    return wrapped
+
 
 CHANGES: dict[str, tuple[dict[str, bool], str]] = {
     "close": ({"is_active": False}, "closed"),
@@ -92,5 +128,4 @@ def change(request: HttpRequest, pk: int) -> HttpResponse:
     if columns.get("is_active") is False:
         end_sessions(user)
     activity_log.record(Action.ACCOUNT_CHANGED, detail=f"{user.get_username()}: {words}")
-    messages.success(request, f"The account {user.get_username()} is now: {words}.")
-    return redirect("accounts")
+    return told(request, f"The account {user.get_username()} is now: {words}.", "accounts")

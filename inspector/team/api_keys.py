@@ -5,15 +5,13 @@ from datetime import datetime
 from typing import Any, Self, cast
 
 from django import forms
-from django.contrib import messages
 from django.http import Http404, HttpRequest, HttpResponse
-from django.shortcuts import redirect
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST
 
 from inspector.web.access import access, chosen_project, may_write, sees_several_projects
 from inspector.web.forms import PlainForm
-from inspector.web.twins import Page, error_page, from_columns, json_page, page, wants_json
+from inspector.web.twins import Page, error_page, from_columns, page, told
 from rollouts.store.models import ApiToken, Role
 from rollouts.store.people import shares
 from rollouts.store.people.shares import api_key_by_pk, api_key_state, create_api_key, newest_api_keys
@@ -146,7 +144,5 @@ def revoke(request: HttpRequest, pk: int) -> HttpResponse:
         sentence = "Only its maker or an admin of its project revokes an API key. Ask them, or use manage.py api_token."
         return error_page(request, 403, "This key is not yours", sentence)
     shares.revoke(record)
-    if wants_json(request):
-        return json_page(ApiKeyLine.of(record, request))
-    messages.success(request, f"The token {record.hint}… was revoked; a program that still uses it is told so.")
-    return redirect("api-tokens")
+    sentence = f"The token {record.hint}… was revoked; a program that still uses it is told so."
+    return told(request, sentence, "api-tokens", twin=ApiKeyLine.of(record, request))

@@ -6,21 +6,19 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from django.contrib import messages
 from django.contrib.auth import login as start_session
 from django.contrib.auth.decorators import login_not_required
 from django.contrib.auth.forms import UserCreationForm
 from django.contrib.auth.models import User
 from django.db import IntegrityError, transaction
 from django.http import Http404, HttpRequest, HttpResponse
-from django.shortcuts import redirect
 from django.views.decorators.cache import never_cache
 from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_http_methods
 
 from inspector.team.login import BACKEND
 from inspector.web.access import guessed_too_often, is_logged_in
-from inspector.web.twins import Page, error_page, page
+from inspector.web.twins import Page, error_page, page, told
 from rollout_inspector.refusal import Refusal
 from rollouts.store.models import Invitation
 from rollouts.store.people import activity_log
@@ -106,5 +104,4 @@ def _join(request: HttpRequest, record: Invitation, form: UserCreationForm[User]
         start_session(request, user, backend=BACKEND)
         activity_log.record(Action.ACCOUNT_MADE, record, user=user)
     activity_log.record(Action.JOINED, record, user=user, detail=f"role {record.role}")
-    messages.success(request, f"You are in the project “{record.project.name}” now.")
-    return redirect("runs")
+    return told(request, f"You are in the project “{record.project.name}” now.", "runs")

@@ -4,15 +4,13 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from django.conf import settings
-from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import redirect
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods
 
-from inspector.runs.training.alarm_values import LimitLine
-from inspector.team.people_access import of_project
-from inspector.web.twins import Page, page, wants_json
+from inspector.runs.training.alarms_page import LimitLine
+from inspector.team.accounts import of_project
+from inspector.web.twins import Page, page, told, wants_json
 from rollout_inspector.refusal import Refusal
 from rollouts.store.models import Project, ProjectAlarms, Role
 from rollouts.store.runs.alarms import alarms_of_project, limits_of_project, set_webhook, webhook_key
@@ -56,8 +54,8 @@ def alarms(request: HttpRequest, project: Project) -> HttpResponse:
         except Refusal as refusal:
             errors = {refusal.field: [str(refusal)]}
         if not errors and not wants_json(request):
-            messages.success(request, "The webhook is set." if request.POST.get("webhook") else "Nobody is told.")
-            return redirect("project-alarms", project.code)
+            sentence = "The webhook is set." if request.POST.get("webhook") else "Nobody is told."
+            return told(request, sentence, "project-alarms", project.code)
     delivery = alarms_of_project(project) or ProjectAlarms()
     failing = delivery.error if delivery.n_failures else ""
     data = ProjectAlarmsPage(

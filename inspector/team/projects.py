@@ -5,18 +5,16 @@ from datetime import datetime
 from typing import Any, Self
 
 from django import forms
-from django.contrib import messages
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from inspector.runs.muted import MutedValues
-from inspector.team.accounts import AccountLine
-from inspector.team.people_access import for_server_admins, of_project
+from inspector.team.accounts import AccountLine, for_server_admins, of_project
 from inspector.web.access import access
 from inspector.web.forms import PlainForm
-from inspector.web.twins import Page, error_page, from_columns, json_page, page, wants_json
+from inspector.web.twins import Page, error_page, from_columns, json_page, page, told, wants_json
 from rollout_inspector.refusal import Refusal
 from rollouts.store.models import Invitation, Project, Role
 from rollouts.store.people import activity_log, members
@@ -193,8 +191,7 @@ def rename(request: HttpRequest, project: Project) -> HttpResponse:
     except Refusal as refusal:
         return error_page(request, 422, "The project was not renamed", str(refusal))
     activity_log.record(Action.PROJECT_RENAMED, project, detail=f"before: {before}")
-    messages.success(request, f"The project is called “{project.name}” now.")
-    return redirect("project", project.code)
+    return told(request, f"The project is called “{project.name}” now.", "project", project.code)
 
 
 @require_POST
@@ -206,8 +203,7 @@ def delete(request: HttpRequest, project: Project) -> HttpResponse:
     except Refusal as refusal:
         return error_page(request, 409, "The project was not deleted", str(refusal))
     activity_log.record(Action.PROJECT_DELETED, detail=f"{project.code} {project.name}")
-    messages.success(request, f"The project “{project.name}” was deleted.")
-    return redirect("projects")
+    return told(request, f"The project “{project.name}” was deleted.", "projects")
 
 
 @require_POST
@@ -230,12 +226,11 @@ def member(request: HttpRequest, project: Project, pk: int) -> HttpResponse:
     name = user.get_username()
     if role == "none":
         activity_log.record(Action.MEMBER_REMOVED, project, detail=name)
-        messages.success(request, f"{name} is no longer in this project.")
     else:
         activity_log.record(Action.ROLE_CHANGED, project, detail=f"{name} is {role}")
-        messages.success(request, f"{name} has the role {role} now.")
+    sentence = f"{name} is no longer in this project." if role == "none" else f"{name} has the role {role} now."
     # Who took the role from themselves may not see this project any more.
-    return redirect("projects") if user.pk == request.user.pk else redirect("project", project.code)
+    return told(request, sentence, *(["projects"] if user.pk == request.user.pk else ["project", project.code]))
 
 
 @require_POST
@@ -262,5 +257,4 @@ def revoke_invitation(request: HttpRequest, project: Project, pk: int) -> HttpRe
         raise Http404("This project has no such invitation.")
     members.revoke_invitation(record)
     activity_log.record(Action.INVITATION_REVOKED, record)
-    messages.success(request, f"The invitation {record.hint}… was revoked.")
-    return redirect("project", project.code)
+    return told(request, f"The invitation {record.hint}… was revoked.", "project", project.code)

@@ -1,35 +1,108 @@
 """`/login/provider`: sign-in through OpenID Connect, with Authlib: code flow, PKCE, state, nonce, signed ID token. An
 account is found by issuer and subject alone, never by name or email address. docs/decisions/0036 says why."""
 
+import asyncio
 import logging
+import threading
 import time
 from collections.abc import Mapping
 from functools import lru_cache
+from io import BytesIO
 from typing import Any
 from urllib.parse import urlsplit
 
+import aiohttp
 from authlib.integrations.base_client import OAuthError
-from authlib.integrations.django_client import OAuth
+from authlib.integrations.django_client import DjangoOAuth2App, OAuth
+from authlib.integrations.requests_client import OAuth2Session
 from django.conf import settings
-from django.contrib import messages
 from django.contrib.auth import login as start_session
 from django.contrib.auth.decorators import login_not_required
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
-from django.shortcuts import redirect
 from django.urls import reverse
 from django.utils.crypto import constant_time_compare, salted_hmac
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 from joserfc.errors import JoseError
-from requests import RequestException
+from requests import PreparedRequest, RequestException, Response
+from requests.adapters import BaseAdapter
+from requests.certs import where
+from requests.utils import select_proxy
 
 from inspector.team.login import BACKEND, next_page
-from inspector.team.provider_session import ProviderClient, ProviderSession
 from inspector.web.access import is_logged_in
-from inspector.web.twins import error_page
+from inspector.web.twins import error_page, told
 from rollouts.store.people import activity_log
 from rollouts.store.people.accounts import SignInRefused, account_of, link_identity
 from rollouts.store.people.activity_log import Action
+
+ANSWER_SECONDS = 10.0  # The whole of one answer, from the name of the host to the last byte.
+MAX_ANSWER_BYTES = 1 << 20
+MAX_WAITING = 8
+"""Threads of a process that wait for the provider at once: half of them, so that one that hangs stops no page."""
+
+_places = threading.BoundedSemaphore(MAX_WAITING)
+
+
+class _BoundedAdapter(BaseAdapter):
+    def send(
+        self, request: PreparedRequest, stream: bool = False, timeout: Any = None, verify: bool | str = True,
+        cert: Any = None, proxies: Any = None,
+    ) -> Response:
+        if not _places.acquire(blocking=False):
+            raise RequestException(f"{MAX_WAITING} threads wait for the provider already", request=request)
+        authorities = verify if isinstance(verify, str) else where()
+        try:
+            return asyncio.run(_answer(request, authorities, select_proxy(str(request.url), proxies)))
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            raise RequestException(f"{type(error).__name__}: {error}", request=request) from error
+        finally:
+            _places.release()
+
+    def close(self) -> None:
+        pass
+
+
+async def _answer(request: PreparedRequest, authorities: str, proxy: str | None) -> Response:
+    import ssl
+
+    headers = {name: value if isinstance(value, str) else value.decode() for name, value in request.headers.items()}
+    limit, tls = aiohttp.ClientTimeout(total=ANSWER_SECONDS), ssl.create_default_context(cafile=authorities)
+    async with (
+        aiohttp.ClientSession(timeout=limit, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False) as session,
+        session.request(
+            str(request.method), str(request.url), data=request.body, headers=headers, ssl=tls,
+            proxy=proxy, allow_redirects=False,
+        ) as answer,
+    ):
+        body = bytearray()
+        async for piece in answer.content.iter_any():
+            body += piece
+            if len(body) > MAX_ANSWER_BYTES:
+                raise ValueError(f"the provider answers more than {MAX_ANSWER_BYTES:,} bytes")
+        response = Response()
+        response.status_code, response.url, response.request = answer.status, str(request.url), request
+        response.headers.update(answer.headers)
+        response.raw = BytesIO(body)
+        return response
+
+
+class ProviderSession(OAuth2Session):
+    """A session of Authlib that asks within these bounds."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.max_redirects = 0  # what is asked may hold a code and the secret
+        self.headers["Accept-Encoding"] = "identity"
+        for scheme in ("https://", "http://"):
+            self.mount(scheme, _BoundedAdapter())
+
+
+class ProviderClient(DjangoOAuth2App):
+    """Authlib's client of the provider, with such sessions."""
+
+    client_cls = ProviderSession
+
 
 NEXT = "provider next"  # In the session: where somebody goes after the sign-in.
 LINKS = "provider links"  # In the session: the key of the account that asked for a link to an account of the provider.
@@ -153,8 +226,7 @@ def callback(request: HttpRequest) -> HttpResponse:
             link_identity(request.user, settings.OIDC_ISSUER, claims)
             detail = f"{request.user.get_username()}: linked with the provider"
             activity_log.record(Action.ACCOUNT_CHANGED, detail=detail)
-            messages.success(request, f"From now on you can sign in through {settings.OIDC_NAME}.")
-            return redirect("account")
+            return told(request, f"From now on you can sign in through {settings.OIDC_NAME}.", "account")
         user, is_new = account_of(settings.OIDC_ISSUER, claims)
     except SignInRefused as refusal:
         activity_log.record(Action.LOGIN_FAILED, user=refusal.name, detail="provider: refused here")

@@ -1,25 +1,29 @@
 """`/shares`: make, list and revoke links; `/s/<token>`: open one without a login."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Self
 
-from django.contrib import messages
 from django.contrib.auth.decorators import login_not_required
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
-from django.shortcuts import redirect
+from django.urls import reverse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from inspector.team.join import too_many_guesses
-from inspector.team.shared_tokens import MAX_SHARED_TOKENS, marked_window, shared_tokens
-from inspector.team.shared_views import target_of, view_words
+from inspector.trajectories.place import VIEW_NAMES, View, read_place
+from inspector.trajectories.tabs import TABS, TOKENS
+from inspector.trajectories.tokens.lenses import column_label, find
+from inspector.trajectories.tokens.page_queries import read_tokens, table_of
+from inspector.trajectories.tokens.tokens_page import TokenFields, window_tokens
 from inspector.web.access import (
-    access, found_or_404, guessed_too_often, is_live, remember_grant, require, share_is_over, visible
+    access, found_or_404, guessed_too_often, is_live, may_delete, remember_grant, require, share_is_over, visible
 )
 from inspector.web.forms import ShareForm
-from inspector.web.twins import Page, error_page, from_columns, json_page, page, wants_json
+from inspector.web.twins import Page, error_page, from_columns, page, told
+from rollout_inspector.diagnose.kinds import title_of
+from rollout_inspector.text.html.tokens import painter_of
 from rollouts.store.chat_templates.template_checks import find_check
 from rollouts.store.jobs.jobs import is_active
 from rollouts.store.models import Role, ShareLink, StoredTrajectory
@@ -28,6 +32,105 @@ from rollouts.store.people.activity_log import Action
 from rollouts.store.people.shares import count_opening, create_share, find_share, maker_left, newest_shares, token_hash
 from rollouts.store.runs.runs import find_run
 from rollouts.store.trajectories.trajectories import find_trajectory
+from rollouts.store.trajectories.trajectory_parts import rows_and_steps
+
+SIDES = {"prompt": "its prompt and what it should have been", "trained": "sampled and trained"}
+
+
+def target_of(link: ShareLink) -> tuple[str, str, str]:
+    """Kind, name and address (query included) of what a link opens."""
+    query = f"?{link.query}" if link.query else ""
+    if link.run is not None:
+        return "run", link.run.name, f"/runs/{link.run.code}{query}"
+    if link.trajectory is not None:
+        # The parameter `page` names a tab; the others are those of its address.
+        params = QueryDict(link.query, mutable=True)
+        page = (params.pop("page", None) or [""])[-1]
+        tab = next((tab for tab in TABS if tab.slug == page), TOKENS)
+        query = f"?{params.urlencode()}" if params else ""
+        return "trajectory", link.trajectory.external_id, reverse(tab.url_name, args=[link.trajectory.code]) + query
+    if link.check_result is not None:
+        return "check", link.check_result.template_name, f"/templates/checks/{link.check_result.code}{query}"
+    raise Http404("What this link opened has been deleted.")
+
+
+def view_words(link: ShareLink) -> str:
+    """What a link shows of its target, such as ``side by side, step 3``; empty = its page as it opens by itself."""
+    words: list[str] = []
+    for name, values in QueryDict(link.query).lists():
+        value = values[-1]
+        if name == "page":
+            words += [tab.here for tab in TABS if tab.slug == value and tab.here]
+        elif name == "open":
+            words.append(f"{len(values)} fold{'s' * (len(values) != 1)} open")
+        elif name not in ("place", "w", "top", "after") and value:
+            words.append(_words(name, value))
+    return ", ".join(words)
+
+
+def _words(name: str, value: str) -> str:
+    if name == "view":
+        return VIEW_NAMES[View.TOKENS if value == View.TOKENS else View.RUNS]
+    if name == "lens":
+        lens = find(value)
+        return f"lens {lens.label if lens else column_label(value)}"
+    if name == "t":
+        return f"tokens {value}"
+    if name == "find":
+        return f"find “{value}”"
+    if name == "solo":
+        return f"turn {value} alone"
+    if name == "side":
+        return SIDES.get(value, f"side {value}")
+    if name == "finding":
+        return f"finding “{title_of(value)}”"
+    return f"{name.replace('_', ' ')} {value}"
+
+
+MAX_SHARED_TOKENS = 4096  # The most tokens of such a link: one window of the token view.
+
+
+@dataclass(frozen=True)
+class SharedTokensPage(Page):
+    """Tokens ``[start, stop)`` of a row of a trajectory that is not named."""
+
+    note: str
+    """What the person who shared it wrote."""
+    expires_at: datetime
+    """Until when the link works."""
+    start: int
+    """The offset of the first token in its row."""
+    stop: int
+    """The offset behind the last one."""
+    tokens: list[TokenFields]
+    """Each token with its fields; those that speak of the rest of the trajectory are empty."""
+
+
+def marked_window(trajectory: StoredTrajectory, params: Mapping[str, str]) -> tuple[int, int, int] | None:
+    """Row, start and stop of the tokens that the query of a tokens page marks; None = none, or too many."""
+    rows, _ = rows_and_steps(trajectory)
+    if not params.get("t"):
+        return None
+    place = read_place(params, [row.n_tokens for row in rows])
+    if place.mark is None or place.notices or place.mark[1] - place.mark[0] > MAX_SHARED_TOKENS:
+        return None
+    return place.row, *place.mark
+
+
+def shared_tokens(request: HttpRequest, link: ShareLink) -> HttpResponse:
+    """The page of such a link, or the same as JSON. Reads nothing but these tokens."""
+    trajectory, start, stop = link.trajectory, link.start, link.stop
+    assert trajectory is not None and start is not None and stop is not None
+    rows, _ = rows_and_steps(trajectory)
+    row = next((row for row in rows if row.index == link.row_index and row.n_tokens >= stop), None)
+    if row is None:
+        raise Http404("These tokens are no longer stored. Ask the person who sent the link for another.")
+    table, _ = table_of(trajectory.run.tokenizer)
+    tokens = read_tokens(trajectory, row, start, stop)
+    value = SharedTokensPage(link.note, link.expires_at, start, stop, window_tokens(tokens, table))
+    request.share = link  # type: ignore[attr-defined]  # the line on top says until when
+    return page(request, "shares/tokens.html", value, html=painter_of(table).window(tokens))
+
 
 MAX_OPENINGS = "300/5m"  # How often share links are opened from one address.
 MAX_LISTED = 200
@@ -91,7 +194,7 @@ class ShareLine(Page):
         return from_columns(
             cls, record, kind=kind, name=name, url=url, view=view_words(record), made_by=made_by, state=state,
             tokens=window, n_opened=record.n_opened, project=record.project.name,
-            may_revoke=may_revoke(request, record), link=link,
+            may_revoke=may_delete(request, record), link=link,
         )
 
 
@@ -139,26 +242,18 @@ def _create(request: HttpRequest) -> HttpResponse:
     return page(request, template, {"share": ShareLine.of(link, request, address)}, 201)
 
 
-def may_revoke(request: HttpRequest, link: ShareLink) -> bool:
-    """Whether the user of a request may revoke a link: its maker, and an admin of its project."""
-    is_maker = request.user.pk == link.created_by_id
-    return access(request).may(link.project_id, Role.MEMBER if is_maker else Role.ADMIN)
-
-
 @require_POST
 def revoke(request: HttpRequest, pk: int) -> HttpResponse:
     """From now on the link opens nothing."""
     link = find_share(pk=pk)
     if link is None or access(request).role_in(link.project_id) is None:
         raise Http404("There is no such share link.")
-    if not may_revoke(request, link):
+    if not may_delete(request, link):
         sentence = "Only its maker or an admin of its project revokes a share link. Ask them."
         return error_page(request, 403, "This link is not yours", sentence)
     shares.revoke(link)
-    if wants_json(request):
-        return json_page(ShareLine.of(link, request))
-    messages.success(request, f"The link {link.hint}… was revoked; the link now says so.")
-    return redirect("shares")
+    sentence = f"The link {link.hint}… was revoked; the link now says so."
+    return told(request, sentence, "shares", twin=ShareLine.of(link, request))
 
 
 @login_not_required

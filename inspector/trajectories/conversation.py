@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import Any, ClassVar
 from urllib.parse import parse_qs
 
@@ -296,7 +297,7 @@ class ChatPainter:
             said.role, f"result of {said.name}" if said.is_result and said.name else said.name, texts,
             [self._as_markdown(t, False, "reasoning") or _text(t, "reasoning", True, 0) for t in said.reasoning],
             [DrawnCall(call.id, html_of(call.name), _arguments(call.arguments)) for call in said.calls],
-            [(name, html_of(_json(value))) for name, value in said.others.items()], said.is_error,
+            [(name, html_of(json_text(value))) for name, value in said.others.items()], said.is_error,
         )
 
     def _as_markdown(self, value: Any, is_result: bool, fold: str = "") -> Text | None:
@@ -318,7 +319,7 @@ class ChatPainter:
         if not self.places:
             return f"No message on this page holds token {token:,} of row {row}."
         before = [(start, message) for start, message in self.places if start <= token]
-        _, nearest = max(before, key=_first_of) if before else min(self.places, key=_first_of)
+        _, nearest = max(before, key=itemgetter(0)) if before else min(self.places, key=itemgetter(0))
         if nearest.place is not None:
             nearest.place = replace(nearest.place, is_here=True, is_near=True)
         return ""
@@ -424,10 +425,6 @@ class ChatPainter:
         return reverse("trajectory", args=[self.trajectory.code]) + place.marked(start, stop)
 
 
-def _first_of(place: tuple[int, DrawnMessage]) -> int:
-    return place[0]
-
-
 def media_numbers(bodies: Sequence[Any]) -> dict[int, int]:
     """The number of each media part in the stored values of a step, as :func:`media` counts."""
     return {id(part): n for n, part in enumerate(part for body in bodies for part in media_parts(body))}
@@ -442,7 +439,7 @@ def _answered(said: ChatMessage, calls: Sequence[DrawnCall]) -> DrawnCall | None
 
 
 def _text(value: Any, role: str, fold: bool, least: int = FOLDED) -> Text:
-    text = value if isinstance(value, str) else _json(value)
+    text = value if isinstance(value, str) else json_text(value)
     if not fold or len(text) <= (0 if role in ("system", "developer") else least):
         return Text(html_of(text))
     first = " ".join(text[:200].split())[:80]
@@ -451,11 +448,11 @@ def _text(value: Any, role: str, fold: bool, least: int = FOLDED) -> Text:
 
 def _arguments(value: Any) -> list[tuple[str, SafeString]]:
     if isinstance(value, dict):
-        return [(name, html_of(_json(item))) for name, item in value.items()]
-    return [] if value in (None, "") else [("", html_of(_json(value)))]
+        return [(name, html_of(json_text(item))) for name, item in value.items()]
+    return [] if value in (None, "") else [("", html_of(json_text(value)))]
 
 
-def _json(value: Any) -> str:
+def json_text(value: Any) -> str:
     if isinstance(value, str):
         return value
     return json.dumps(value, ensure_ascii=False, indent=None if len(str(value)) < 200 else 1)

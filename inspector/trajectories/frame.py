@@ -10,16 +10,78 @@ from django.urls import reverse
 from django.utils import timezone
 
 from inspector.html.inspector_tags import kind_words
+from inspector.runs.filters import ORDERS, ListQuery
+from inspector.runs.group_page import group_url
 from inspector.server.health import PATIENCE_SECONDS, has_worker
-from inspector.trajectories.neighbours import Siblings, find_siblings
-from inspector.web.access import reader_of
+from inspector.web.access import may_write, reader_of
 from inspector.web.remedies import WORDS
 from inspector.web.twins import Page
 from rollout_inspector.refusal import Refusal, worded
 from rollout_inspector.streams.figures import trained_as_sampled, trained_otherwise
 from rollouts.store.jobs.jobs import is_active
 from rollouts.store.models import Job, Run, StoredTrajectory
+from rollouts.store.runs.imports import PROVISIONAL
 from rollouts.store.trajectories.groups import group_stats
+from rollouts.store.trajectories.trajectory_list import (
+    MAX_COUNTED, count_before, count_trajectories, neighbours, passes
+)
+from rollouts.store.trajectory_filters import PARAMETERS
+
+FILTER_FIELDS = (*PARAMETERS.values(), "sort")  # Parameters of a run's list that the address of a trajectory keeps.
+
+
+@dataclass(frozen=True)
+class Siblings:
+    """The addresses that the keys ``h`` and ``l`` open, and the filter. Empty for the visitor of a share link to one
+    trajectory, who may not open its neighbours."""
+
+    previous_url: str = ""
+    next_url: str = ""
+    at: str = ""
+    keep_query: str = ""  # The filter as a query string, for the other pages of the same trajectory.
+    filter_text: str = ""
+    clear_url: str = ""
+    list_url: str = ""
+    group_url: str = ""  # The trajectories of the same prompt; empty = it has no group.
+
+
+def find_siblings(trajectory: StoredTrajectory, params: QueryDict, here: str, reader: int | None) -> Siblings:
+    """The trajectories before and after it in the list that led to it, and its place there. ``reader``: the key of the
+    user who asks; None = a visitor. Two queries in the run's own order, at most eleven in a filtered and sorted
+    list."""
+    filters = ListQuery.read(params, reader)
+    before, after = neighbours(trajectory, filters, filters.sort)
+    name = "trajectory" if here == "tokens" else f"trajectory-{here}"
+    # The links keep the view and the lens. They drop the place, because it belongs to this trajectory.
+    stay = {field: str(params.get(field, "")) for field in ("view", "lens") if here == "tokens"}
+    query = filters.query(**stay)
+    run = trajectory.run
+    words = ", ".join(f"{field.replace('_', ' ')} {value}" for field, value in filters.pairs() if field != "sort")
+    is_sorted = filters.sort != "index"
+    if is_sorted:
+        words = ", ".join(filter(None, [words, f"order: {ORDERS.get(filters.sort, filters.sort)}"]))
+    # The parts of a large import are read side by side.
+    is_numbered = trajectory.index < PROVISIONAL
+    place = _place(trajectory, filters) if is_numbered else "numbered when the import has ended"
+    return Siblings(
+        previous_url=reverse(name, args=[before.code]) + query if before else "",
+        next_url=reverse(name, args=[after.code]) + query if after else "", at=place, keep_query=filters.query(),
+        filter_text=words, clear_url=reverse(name, args=[trajectory.code]),
+        list_url=reverse("run", args=[run.code]) + filters.query(),
+        group_url=group_url(run.code, trajectory.group) if trajectory.group else "",
+    )
+
+
+def _place(trajectory: StoredTrajectory, wanted: ListQuery) -> str:
+    """`5 of 252`: its place among those that pass the filter."""
+    if not passes(trajectory, wanted):
+        return "not in the filtered list"
+    place = count_before(trajectory, wanted, wanted.sort) + 1
+    total = max(count_trajectories(trajectory.run, wanted), place)
+    most = MAX_COUNTED
+    if wanted.pass_all and total > most:
+        return f"{place:,} of {total:,}" if wanted.sort == "index" or place <= most else f"of {total:,}"
+    return (f"{place:,} of " if place <= most else "of ") + (f"{total:,}" if total <= most else f"more than {most:,}")
 
 
 @dataclass(frozen=True)
@@ -127,12 +189,6 @@ page hands them to the script that fills a tab's ``place`` with what is read."""
 MAX_PLACE = 500
 
 
-def place_kept(request: HttpRequest, tab: Tab) -> str:
-    """The query of the tokens page that one reads, or came from; empty when it is at its default."""
-    source = request.GET if tab.build is None else QueryDict(request.GET.get("place", "")[:MAX_PLACE])
-    return urlencode([(name, source[name]) for name in PLACE_FIELDS if source.get(name)])[:MAX_PLACE]
-
-
 def _with(query: str, more: str) -> str:
     return query + ("&" if query else "?") + more if more else query
 
@@ -143,7 +199,9 @@ def frame_of(request: HttpRequest, trajectory: StoredTrajectory, tab: Tab, tabs:
     is_alone = shows_one(request)
     siblings = Siblings() if is_alone else find_siblings(trajectory, request.GET, tab.slug, reader_of(request))
     keep = siblings.keep_query
-    place = place_kept(request, tab)
+    # The query of the tokens page that one reads, or came from; empty when it is at its default.
+    source = request.GET if tab.build is None else QueryDict(request.GET.get("place", "")[:MAX_PLACE])
+    place = urlencode([(name, source[name]) for name in PLACE_FIELDS if source.get(name)])[:MAX_PLACE]
     beside = _with(keep, urlencode({"place": place}) if place else "")
     return {
         "trajectory": trajectory,
@@ -196,6 +254,15 @@ def work_state(
     job = record.job
     failed = job.status == Job.Status.FAILED
     return job.status, record, worded(job.error, job.remedy, WORDS) if failed else waiting_words(job)
+
+
+def asking(request: HttpRequest, trajectory: StoredTrajectory, state: str) -> dict[str, Any]:
+    """What a page needs to ask a worker for a replay, and to follow the work. ``state``: as of :func:`work_state`."""
+    return {
+        "is_pending": state in ("queued", "running"), "may_write": may_write(request),
+        "can_ask": state in ("unasked", "failed", "cancelled") and may_write(request),
+        "ask_url": f"{reverse('trajectory-replay', args=[trajectory.code])}?{request.GET.urlencode()}",
+    }
 
 
 def header_fields(trajectory: StoredTrajectory, run: Run, group_url: str) -> list[HeaderField]:

@@ -15,8 +15,7 @@ from inspector.trajectories.discussion import CommentValues, Discussion, discuss
 from inspector.trajectories.frame import HeaderField, header_fields
 from inspector.trajectories.place import TOKEN_KINDS, View, read_place
 from inspector.trajectories.tokens import lenses
-from inspector.trajectories.tokens.finding_groups import FindingGroup
-from inspector.trajectories.tokens.findings import DrawnFinding, worst_finding
+from inspector.trajectories.tokens.findings import DrawnFinding, FindingGroup, worst_finding
 from inspector.trajectories.tokens.lane_tree import drawn_lanes
 from inspector.trajectories.tokens.reader import Reader
 from inspector.trajectories.tokens.token_view import PagePart, TokenView, at_place, read_view_parts
@@ -239,12 +238,6 @@ def _left_out(view: TokenView, readers: Sequence[Reader]) -> str:
     return row_names + (f" and {len(rows_left) - 20:,} more" if len(rows_left) > 20 else "")
 
 
-@reads_trajectory
-def offline_page(request: HttpRequest, trajectory: StoredTrajectory) -> HttpResponse:
-    """The file as a download."""
-    return file_answer(request, trajectory)
-
-
 def file_answer(request: HttpRequest, trajectory: StoredTrajectory) -> HttpResponse:
     """The file that the address asks for. It is no page of the server: its style stands within, which our policy
     forbids. Raises ``Http404``."""
@@ -257,3 +250,6 @@ def file_answer(request: HttpRequest, trajectory: StoredTrajectory) -> HttpRespo
     response["Content-Disposition"] = f'attachment; filename="{offline.name}"'
     response["Cache-Control"] = "private, no-store"
     return response
+
+
+offline_page = reads_trajectory(file_answer)

@@ -9,9 +9,8 @@ from django.http import HttpRequest
 from django.urls import reverse
 
 from inspector.trajectories.conversation import html_of
-from inspector.trajectories.frame import TrajectoryHead, base_url, head_of, work_state
+from inspector.trajectories.frame import TrajectoryHead, asking, base_url, head_of, work_state
 from inspector.trajectories.place import PagePlace, View
-from inspector.web.access import may_write
 from inspector.web.twins import whole_number
 from rollouts.jobs import parser_comparison
 from rollouts.store import models
@@ -63,10 +62,8 @@ def parsers_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> t
     html: dict[str, Any] = {
         "words": words,
         "notices": notices,
-        "is_pending": state in ("queued", "running"),
+        **asking(request, trajectory, state),
         "progress": audit.job.progress if audit is not None and state == "running" else "",
-        "can_ask": state in ("unasked", "failed", "cancelled") and may_write(request),
-        "may_write": may_write(request),
         "ask_url": f"{reverse('trajectory-audit', args=[trajectory.code])}?step={step}",
         "conversation_url": f"{reverse('trajectory-record', args=[trajectory.code])}?step={step}#step-{step}",
         "lossy": [(lossy_step, f"{here}?step={lossy_step}", lossy_step == step) for lossy_step in lossy[:50]],

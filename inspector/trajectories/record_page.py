@@ -13,7 +13,7 @@ from django.urls import reverse
 from django.utils.safestring import SafeString
 
 from inspector.trajectories.conversation import (
-    CUT, TEXT_NOTE, ChatPainter, DrawnStep, html_of, media_numbers, place_asked, step_of_place
+    CUT, TEXT_NOTE, ChatPainter, DrawnStep, html_of, json_text, media_numbers, place_asked, step_of_place
 )
 from inspector.trajectories.frame import MAX_PLACE, TrajectoryHead, head_of
 from inspector.web.access import reads_trajectory
@@ -258,15 +258,13 @@ def _part(name: str, value: Any) -> RecordPart:
     if isinstance(value, _Clipped):
         note = _cut(value)
         value = value.start
-    elif isinstance(value, list) and value and all(_is_text_part(text_part) for text_part in value):
-        value = "\n".join(str(text_part["text"]) for text_part in value)
+    elif isinstance(value, list) and value and all(
+        isinstance(part, dict) and set(part) == {"type", "text"} for part in value
+    ):
+        value = "\n".join(str(part["text"]) for part in value)
     elif not isinstance(value, str):
-        value = json.dumps(value, ensure_ascii=False, indent=None if len(str(value)) < 200 else 1)
+        value = json_text(value)
     return name, html_of(value), note
-
-
-def _is_text_part(value: Any) -> bool:
-    return isinstance(value, dict) and set(value) == {"type", "text"}
 
 
 def _plain(value: Any) -> Any:

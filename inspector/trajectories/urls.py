@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from django.urls import URLPattern, path
 
-from inspector.trajectories import comment_views, offline_page, reproduce_views, views
+from inspector.trajectories import discussion, offline_page, views
 from inspector.trajectories.frame import Tab
 from inspector.trajectories.record_page import media
 from inspector.trajectories.tabs import TABS
@@ -23,11 +23,11 @@ urlpatterns = [
     path("trajectories/<code:code>/alternatives.json", views.alternatives, name="trajectory-alternatives"),
     path("trajectories/<code:code>/find.json", views.find, name="trajectory-find"),
     path("trajectories/<code:code>/file.html", offline_page.offline_page, name="trajectory-file"),
-    path("trajectories/<code:code>/findings/<int:number>.py", reproduce_views.finding_script, name="finding-script"),
+    path("trajectories/<code:code>/findings/<int:number>.py", views.finding_script, name="finding-script"),
     path("trajectories/<code:code>/media/<int:step>/<int:number>", media, name="trajectory-media"),
     *twins("trajectories/<code:code>/seen", views.seen, name="seen"),
-    *twins("trajectories/<code:code>/comments", comment_views.comments, name="comments"),
-    *twins("trajectories/<code:code>/comments/<code:comment>", comment_views.comment, name="comment"),
+    *twins("trajectories/<code:code>/comments", discussion.comments, name="comments"),
+    *twins("trajectories/<code:code>/comments/<code:comment>", discussion.comment, name="comment"),
     *tab_urls(TABS),
     *twins("trajectories/<code:code>/forks/new", views.new_fork, name="fork-new"),
     path("trajectories/<code:code>/parsers/again", views.parsers_again, name="trajectory-audit"),

@@ -8,49 +8,46 @@ from typing import Any
 from django.conf import settings
 from django.contrib.messages import get_messages
 from django.contrib.staticfiles.storage import staticfiles_storage
-from django.http import HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.template.loader import get_template
 from django.urls import reverse
 from django.utils.cache import get_conditional_response
+from django.views.decorators.cache import cache_control
 from django.views.decorators.http import require_POST
 
+from inspector.server.machines import code_version
 from inspector.trajectories import forks_page, tabs
 from inspector.trajectories.discussion import Discussion, discussion_of
 from inspector.trajectories.find_page import alternatives_page, find_page
 from inspector.trajectories.frame import Tab, fingerprint, frame_of, shows_one
 from inspector.trajectories.place import read_place
-from inspector.trajectories.tokens.finding_groups import kinds_in_run
+from inspector.trajectories.tokens.findings import kinds_in_run
 from inspector.trajectories.tokens.reader import Reader
 from inspector.trajectories.tokens.token_view import PagePart, read_token_view
 from inspector.trajectories.tokens.tokens_page import card_columns, trajectory_page
 from inspector.web.access import (
     found_or_404, reads_trajectory, role_of, sees_several_projects, visible, writes_trajectory
 )
-from inspector.web.response_parts import page_in_parts
-from inspector.web.twins import error_page, is_fragment, json_page, page, wants_json, whole_number
+from inspector.web.twins import error_page, is_fragment, json_page, page, page_in_parts, wants_json, whole_number
+from rollout_inspector.diagnose.finding import Axis, Finding, Severity
+from rollout_inspector.diagnose.kinds import title_of
 from rollout_inspector.refusal import Refusal
+from rollout_inspector.streams.trajectory import Trajectory
 from rollouts.jobs import parser_comparison
 from rollouts.jobs.broker import send_job
+from rollouts.jobs.exports.reproduce import script
 from rollouts.jobs.forks import fork
 from rollouts.jobs.replays import trajectory_replays
+from rollouts.store import models
+from rollouts.store.chat_templates.chat_templates import chat_template_texts
 from rollouts.store.jobs.jobs import cancel_job, is_active
 from rollouts.store.models import StoredTrajectory
 from rollouts.store.trajectories import trajectory_parts
 from rollouts.store.trajectories.comments import mark_seen
-from rollouts.store.trajectories.trajectories import find_trajectory
+from rollouts.store.trajectories.trajectories import find_trajectory, load_trajectories
 
-
-def _version_of_pages() -> str:
-    """A hash of the code and the templates that write a page."""
-    digest = hashlib.sha256()
-    for folder, pattern in ((settings.BASE_DIR, "inspector/**/*.py"), (settings.WEB_FILES, "templates/**/*.html")):
-        for file in sorted(folder.glob(pattern)):
-            digest.update(file.read_bytes())
-    return digest.hexdigest()
-
-
-PAGE_VERSION = _version_of_pages()  # A part of the ETag, so that no browser keeps a page of an older version.
+PAGE_VERSION = code_version()  # A part of the ETag, so that no browser keeps a page of an older version.
 
 IN_PARTS = 20_000  # A page of at least so many tokens is sent in parts: its head is drawn before its turns are written.
 
@@ -205,7 +202,7 @@ def tab_view(tab: Tab) -> View:
         frame = _frame(request, trajectory, tab)
         return page(request, f"trajectories/{tab.slug}.html", value, **frame, **html)
 
-    return reads_trajectory((conditional if tab.is_kept else _not_kept)(view))
+    return reads_trajectory((conditional if tab.is_kept else cache_control(private=True, no_store=True))(view))
 
 
 @writes_trajectory
@@ -219,27 +216,15 @@ def new_fork(request: HttpRequest, trajectory: StoredTrajectory) -> HttpResponse
             for name, sentence in getattr(refusal, "problems", {"": refusal.sentence}).items():
                 form.add_error(name if name in form.fields else None, sentence)
         else:
-            if wants_json(request):
-                return json_page({"runs": [run.code for run in runs]}, 201)
-            return redirect(reverse("trajectory-forks", args=[trajectory.code]) + "#forks")
+            address = reverse("trajectory-forks", args=[trajectory.code]) + "#forks"
+            twin = {"runs": [run.code for run in runs]}
+            return json_page(twin, 201) if wants_json(request) else redirect(address)
     if wants_json(request):
         return json_page({"errors": form.sentences()}, 422)
     request.share = None  # type: ignore[attr-defined]
     value, html = forks_page.forks_page(request, trajectory, form)
     tab = next(tab for tab in tabs.TABS if tab.slug == "forks")
     return page(request, "trajectories/forks.html", value, 422, **_frame(request, trajectory, tab), **html)
-
-
-def _not_kept(view: View) -> View:
-    """Tells the browser not to keep the page, because it shows work that goes on."""
-
-    @wraps(view)
-    def wrapped(request: HttpRequest, trajectory: StoredTrajectory) -> HttpResponse:
-        response = view(request, trajectory)
-        response["Cache-Control"] = "private, no-store"
-        return response
-
-    return wrapped
 
 
 @writes_trajectory
@@ -271,3 +256,47 @@ def parsers_again(request: HttpRequest, trajectory: StoredTrajectory) -> HttpRes
         if is_new:
             send_job(audit.job)
     return redirect(f"{reverse('trajectory-parsers', args=[trajectory.code])}?{request.GET.urlencode()}".rstrip("?"))
+
+
+@reads_trajectory
+def finding_script(request: HttpRequest, trajectory: StoredTrajectory, number: int) -> HttpResponse:
+    """The script as plain text, so that the browser shows it and the copy button can fetch it."""
+    stored = trajectory_parts.numbered_finding(trajectory, number)
+    if stored is None:
+        raise Http404(f"This trajectory has {trajectory.n_findings} findings; there is no number {number}.")
+    run = trajectory.run
+    tokenizer = run.tokenizer
+    from_hub = tokenizer is not None and bool(tokenizer.revision)
+    name = f"finding_{trajectory.code}_{number}.py"
+    (value,) = load_trajectories([trajectory])
+    try:
+        text = script(
+            _value(stored), value, tokenizer=tokenizer.source if tokenizer is not None and from_hub else "",
+            revision=tokenizer.revision if tokenizer is not None else "",
+            named=(tokenizer.name, tokenizer.sha256) if tokenizer is not None and not from_hub else None,
+            chat_template=_template(run, value, stored), name=name, title=title_of(stored.kind),
+        )
+    except Refusal as error:
+        raise Http404(str(error)) from error
+    response = HttpResponse(text, content_type="text/plain; charset=utf-8")
+    how = "attachment" if "download" in request.GET else "inline"
+    response["Content-Disposition"] = f'{how}; filename="{name}"'
+    response["X-Content-Type-Options"] = "nosniff"
+    return response
+
+
+def _template(run: models.Run, value: Trajectory, stored: models.StoredFinding) -> str | None:
+    """The chat template of the step or the rows, else of the run; None: the tokenizer's own."""
+    on_step = stored.step_index is not None and stored.step_index < len(value.steps)
+    sha256 = value.steps[stored.step_index or 0].chat_template_sha256 if on_step else run.rows_chat_template_id
+    if sha256 and sha256 != run.chat_template_id:
+        return chat_template_texts(run.project_id, [sha256]).get(sha256)
+    return run.chat_template.text if run.chat_template is not None else None
+
+
+def _value(stored: models.StoredFinding) -> Finding:
+    return Finding(
+        Axis(stored.axis), stored.kind, Severity(stored.severity), step=stored.step_index, row=stored.row_index,
+        start=stored.start, stop=stored.stop, expected_ids=stored.expected_ids, actual_ids=stored.actual_ids,
+        evidence=stored.evidence,
+    )

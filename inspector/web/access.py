@@ -39,7 +39,7 @@ MAX_GUESSES = "30/5m"  # Wrong tokens of one kind from one address. A right one 
 
 T = TypeVar("T", Run, StoredTrajectory, TemplateCheck)
 R = TypeVar("R", AlarmRule, MutedKind)
-Made = Run | TemplateCheck | ScoredColumn | AlarmRule | MutedKind  # What members make and delete.
+Made = Run | TemplateCheck | ScoredColumn | AlarmRule | MutedKind | ShareLink  # What members make and delete.
 Found = TypeVar("Found")
 View = Callable[..., HttpResponse]
 
@@ -225,18 +225,6 @@ def is_live(link: ShareLink) -> bool:
     return link.revoked_at is None and link.expires_at > timezone.now() and not maker_left(link)
 
 
-def _grant(request: HttpRequest, target: Shared) -> tuple[ShareLink | None, bool]:
-    """The live link of this browser that opens the target, and whether the browser has any link to it. One query."""
-    keys = _grants(request)
-    links = shares_of(target, keys) if keys else []
-    return next((link for link in links if is_live(link)), None), bool(links)
-
-
-def no_permission(request: HttpRequest, view: View) -> HttpResponse:
-    """Redirects to the login page; a script gets a status."""
-    return LoginRequiredMiddleware(view).handle_no_permission(request, view)  # type: ignore[arg-type]
-
-
 def share_is_over(request: HttpRequest) -> HttpResponse:
     """Answers 410: the link worked once."""
     return error_page(
@@ -270,8 +258,10 @@ def _reads(find: Callable[[str], T | None], noun: str) -> Callable[[View], View]
             request.share = None  # type: ignore[attr-defined]
             target = visible(request, found)
             if target is None and found is not None:
-                link, was_held = _grant(request, found)
-                if link is None and was_held:
+                keys = _grants(request)
+                links = shares_of(found, keys) if keys else []
+                link = next(filter(is_live, links), None)
+                if link is None and links:
                     return share_is_over(request)
                 if link is not None:
                     target = found
@@ -280,7 +270,7 @@ def _reads(find: Callable[[str], T | None], noun: str) -> Callable[[View], View]
                         target.makers_shown = False
             if target is None and not is_logged_in(request):
                 # A visitor without a link learns nothing, not even whether the code exists.
-                return no_permission(request, view)
+                return LoginRequiredMiddleware(view).handle_no_permission(request, view)  # type: ignore[arg-type]
             response = view(request, found_or_404(target, noun, code), *args, **kwargs)
             patch_vary_headers(response, ["Cookie"])
             if request.share is not None:  # type: ignore[attr-defined]

@@ -11,8 +11,8 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_safe
 
+from inspector.web.forms import DiskFull
 from inspector.web.twins import error_page
-from inspector.web.uploads import DiskFull
 from rollouts.store.files import StorageDown
 from rollouts.store.outages import disk_fault, is_busy, lacks_memory, said_of
 

@@ -10,21 +10,27 @@ from django.http.response import HttpResponseBase
 from django.middleware.gzip import GZipMiddleware
 
 from inspector.web.remedies import WORDS
-from inspector.web.response_parts import PageInParts, compressed
-from inspector.web.twins import error_page
+from inspector.web.twins import PageInParts, compressed, error_page
 from rollout_inspector.refusal import Refusal, worded
 from rollouts.store.people.activity_log import Actor, acting
 
 View = Callable[[HttpRequest], HttpResponse]
 
 
-class ClientAddressMiddleware:
-    """Takes the address of the client from `X-Forwarded-For` where `INSPECTOR_PROXIES` says that proxies write it. Each
-    proxy appends the address that it was asked from. With n proxies the nth address from the right is the last one that
-    was not written by the client."""
+class Middleware:
+    """Answers as the view does."""
 
     def __init__(self, get_response: View) -> None:
         self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponse:
+        return self.get_response(request)
+
+
+class ClientAddressMiddleware(Middleware):
+    """Takes the address of the client from `X-Forwarded-For` where `INSPECTOR_PROXIES` says that proxies write it. Each
+    proxy appends the address that it was asked from. With n proxies the nth address from the right is the last one that
+    was not written by the client."""
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
         if settings.PROXIES:
@@ -39,25 +45,16 @@ def client_address(request: HttpRequest) -> str:
     return request.META.get("REMOTE_ADDR") or "0.0.0.0"
 
 
-class ActorMiddleware:
+class ActorMiddleware(Middleware):
     """Says for the audit log who asks, and from where."""
-
-    def __init__(self, get_response: View) -> None:
-        self.get_response = get_response
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
         with acting(lambda: Actor(getattr(request, "user", None), request.META.get("REMOTE_ADDR", ""))):
             return self.get_response(request)
 
 
-class RefusalMiddleware:
+class RefusalMiddleware(Middleware):
     """Answers with the sentence of a refusal, and its remedy, where a view has no form that shows it."""
-
-    def __init__(self, get_response: View) -> None:
-        self.get_response = get_response
-
-    def __call__(self, request: HttpRequest) -> HttpResponse:
-        return self.get_response(request)
 
     def process_exception(self, request: HttpRequest, error: Exception) -> HttpResponse | None:
         """Django calls it with what a view raises."""
@@ -81,12 +78,9 @@ class CompressionMiddleware(GZipMiddleware):
         return response
 
 
-class PlainTextMiddleware:
+class PlainTextMiddleware(Middleware):
     """Removes U+0000 from the query of a page, and cookies that hold it: PostgreSQL refuses to compare it. The API
     refuses it in words of its own."""
-
-    def __init__(self, get_response: View) -> None:
-        self.get_response = get_response
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
         if not request.path.startswith("/api/"):
@@ -99,12 +93,9 @@ class PlainTextMiddleware:
         return self.get_response(request)
 
 
-class PrivateAnswersMiddleware:
+class PrivateAnswersMiddleware(Middleware):
     """Adds `X-Robots-Tag`, and `Cache-Control: private, no-cache` where the view sets none. A browser may keep such an
     answer, and asks again before it shows the answer."""
-
-    def __init__(self, get_response: View) -> None:
-        self.get_response = get_response
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
         response = self.get_response(request)

@@ -1,23 +1,29 @@
-"""Every page has a JSON twin: a template draws the same value that the twin writes as JSON."""
+"""Every page has a JSON twin: a template draws the same value that the twin writes as JSON. A refusal of the API is a
+problem document (RFC 9457): one shape, one media type, one plain sentence."""
 
 import ast
 import dataclasses
 import inspect
 import math
+import secrets
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from enum import Enum
+from gzip import GzipFile
+from http import HTTPStatus
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, TypeVar, get_type_hints
 
-from django.http import HttpRequest, HttpResponse, JsonResponse
-from django.shortcuts import render
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse, JsonResponse, StreamingHttpResponse
+from django.shortcuts import redirect, render
+from django.template.loader import render_to_string
 from django.urls import URLPattern, path
 from django.utils.cache import patch_vary_headers
+from django.utils.safestring import mark_safe
+from django.utils.text import StreamingBuffer
 from pydantic import Field
-
-from inspector.web.problems import API, problem
 
 T = TypeVar("T")
 ViewFunction = Callable[..., HttpResponse]
@@ -144,7 +150,111 @@ def error_page(request: HttpRequest, status: int, title: str, sentence: str, run
     return render(request, "errors/error.html", context, status=status)
 
 
+def told(
+    request: HttpRequest, sentence: str, to: str, *args: Any, twin: Page | Mapping[str, Any] | None = None,
+    status: int = 200,
+) -> HttpResponse:
+    """What came of a wish: to a program ``twin``, where there is one; else the sentence, on the page ``to``. A status
+    from 400 on is that of a refusal."""
+    if twin is not None and wants_json(request):
+        return json_page(twin, status)
+    if status < 400:
+        messages.success(request, sentence)
+    else:
+        messages.error(request, sentence, extra_tags="error")
+    return redirect(to, *args)
+
+
 def twins(route: str, view: ViewFunction, name: str) -> list[URLPattern]:
     """The two addresses of a page: itself, and `.json` appended (named `NAME-json`)."""
     view.has_json_twin = True  # type: ignore[attr-defined]
     return [path(route, view, name=name), path(f"{route or 'runs'}.json", view, name=f"{name}-json")]
+
+
+PART = 64_000  # The least characters of a part, except the first and the last.
+
+
+class PageInParts(StreamingHttpResponse):
+    """Each part is compressed and sent as soon as it is there."""
+
+
+def page_in_parts(
+    request: HttpRequest, template: str, context: dict[str, Any], name: str, pieces: Iterable[str]
+) -> PageInParts:
+    """The template with ``pieces`` where it writes the variable ``name``. All else is written before the first part."""
+    mark = f"<!-- {secrets.token_hex(16)} -->"  # no text on the page can hold it
+    before, _, after = render_to_string(template, {**context, name: mark_safe(mark)}, request).partition(mark)
+    response = PageInParts(_parts(before, pieces, after))
+    patch_vary_headers(response, ["HX-Request", "HX-Target", "Cookie"])
+    return response
+
+
+def _parts(before: str, pieces: Iterable[str], after: str) -> Iterator[str]:
+    yield before
+    held, size = [], 0
+    for piece in pieces:
+        held.append(piece)
+        size += len(piece)
+        if size >= PART:
+            yield "".join(held)
+            held, size = [], 0
+    yield "".join(held) + after
+
+
+def compressed(parts: Iterable[bytes]) -> Iterator[bytes]:
+    """Each part can be read when it arrives. A name of random length hides the size of the whole, as Django does it."""
+    buffer = StreamingBuffer()
+    name = "a" * secrets.randbelow(100)
+    with GzipFile(filename=name, mode="wb", compresslevel=6, fileobj=buffer, mtime=0) as file:
+        for part in parts:
+            file.write(part)
+            file.flush()
+            yield buffer.read()
+    yield buffer.read()
+
+
+API = "/api/v1/"
+MEDIA_TYPE = "application/problem+json"
+RETRY_SECONDS = {429: 60, 503: 10, 507: 10}  # After how many seconds trying again may help, by status.
+
+
+class ApiProblem(Exception):
+    """A request to the API that is refused, with a status and a sentence; ``errors`` names faulty fields."""
+
+    def __init__(self, status: int, sentence: str, errors: dict[str, list[str]] | None = None) -> None:
+        super().__init__(sentence)
+        self.status, self.sentence, self.errors = status, sentence, errors or {}
+
+
+@dataclasses.dataclass(frozen=True)
+class ProblemDocument:
+    """Why a request was refused, and what to do."""
+
+    type: str
+    """Always ``about:blank``: the status says which kind of problem it is."""
+    title: str
+    """The status in words."""
+    status: int
+    """The HTTP status."""
+    detail: str
+    """A sentence that says what is wrong and what to do about it."""
+    errors: dict[str, list[str]] = dataclasses.field(default_factory=dict)
+    """Field -> what is wrong with it; missing where no single field is to blame."""
+
+
+def problem(status: int, sentence: str, errors: dict[str, list[str]] | None = None, **more: Any) -> JsonResponse:
+    """A problem document as an answer. ``more``: further members."""
+    try:
+        title = HTTPStatus(status).phrase
+    except ValueError:
+        title = "Error"
+    body = {"type": "about:blank", "title": title, "status": status, "detail": sentence}
+    answer = JsonResponse(
+        {**more, **body, **({"errors": errors} if errors else {})}, status=status, content_type=MEDIA_TYPE
+    )
+    if status == 401:
+        answer["WWW-Authenticate"] = 'Bearer realm="Rollout Inspector"'
+    if status in RETRY_SECONDS:
+        answer["Retry-After"] = str(RETRY_SECONDS[status])
+    answer["Cache-Control"] = "private, no-store"
+    return answer

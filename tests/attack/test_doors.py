@@ -19,7 +19,7 @@ from django.db.backends.signals import connection_created
 from django.test import Client
 
 from inspector.server.logs import TextLineFormatter
-from inspector.web.uploads import LimitedUploadHandler
+from inspector.web.forms import LimitedUploadHandler
 from rollout_inspector.formats import FORMATS
 from rollouts.jobs import pushes
 from rollouts.jobs.exports.reproduce import script

@@ -12,7 +12,7 @@ import requests
 from django.contrib.auth import get_user_model
 from django.test import Client
 
-from inspector.team import provider, provider_session
+from inspector.team import provider
 from tests.attack import hostile_provider as hostile
 from tests.attack.hostile_provider import DISCOVERY, KEYS, TOKEN, Provider
 from tests.conftest import wait_until
@@ -189,22 +189,22 @@ def test_an_answer_without_an_end_is_given_up(
     path: str, answer: hostile.Answer, lying: Provider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was waited for without an end where bytes came now and then, and kept in memory whole."""
-    monkeypatch.setattr(provider_session, "ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr(provider, "ANSWER_SECONDS", 0.3)
     lying.answers[path] = answer
     assert sign_in(lying) == 502
 
 
 def test_a_provider_that_hangs_holds_half_of_the_threads(lying: Provider, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each visitor of the button held a thread, and sixteen of them the whole process."""
-    monkeypatch.setattr(provider_session, "ANSWER_SECONDS", 240.0)
+    monkeypatch.setattr(provider, "ANSWER_SECONDS", 240.0)
     freed = threading.Event()
     lying.answers["/hang"] = lambda request: (freed.wait(240), hostile.as_json({})(request))[0]  # type: ignore[return-value]
 
     def ask() -> None:
-        with provider_session.ProviderSession() as session:
+        with provider.ProviderSession() as session:
             session.request("GET", f"{lying.issuer}/hang", withhold_token=True)
 
-    waiting = [threading.Thread(target=ask) for _ in range(provider_session.MAX_WAITING)]
+    waiting = [threading.Thread(target=ask) for _ in range(provider.MAX_WAITING)]
     for thread in waiting:
         thread.start()
     try:

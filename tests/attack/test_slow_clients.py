@@ -34,22 +34,22 @@ BIG = 30_000_000
 ESTABLISHED = "01"
 """The state of a connection in /proc/net/tcp that neither side has ended."""
 SHORT = """
-from inspector.server import client_socket, web_worker
+from inspector.server import web_worker
 from inspector.server.gunicorn_conf import *
-web_worker.HEAD_SECONDS = client_socket.STALL_SECONDS = 1.0
+web_worker.HEAD_SECONDS = web_worker.STALL_SECONDS = 1.0
 """
 """A configuration with which a test does not wait long until a client is cut off."""
 CLOCK = """
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from inspector.server import client_socket, web_worker
+from inspector.server import web_worker
 from inspector.server.gunicorn_conf import *
-web_worker.HEAD_SECONDS = client_socket.STALL_SECONDS = 600.0
-client_socket.LEAST_RATE = 1
+web_worker.HEAD_SECONDS = web_worker.STALL_SECONDS = 600.0
+web_worker.LEAST_RATE = 1
 def monotonic():
     return time.monotonic() + float(Path({clock!r}).read_text())
-web_worker.time = client_socket.time = SimpleNamespace(monotonic=monotonic, sleep=time.sleep)
+web_worker.time = SimpleNamespace(monotonic=monotonic, sleep=time.sleep)
 """
 """The test puts the clock of the server forward, which allows each client ten minutes."""
 

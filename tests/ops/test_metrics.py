@@ -178,7 +178,7 @@ import django, os, sys
 django.setup()
 from django.test import Client
 from prometheus_client import generate_latest
-from inspector.server.request_metrics import request_registry
+from inspector.server.metrics_view import request_registry
 if os.fork() == 0:
     Client().get("/login")
     os._exit(0)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from inspector.server.folder_lock import AlreadyRunning, ServerLock, running_url
+from inspector.server.paths import AlreadyRunning, ServerLock, running_url
 from inspector.server.supervisor import Child, Supervisor
 from tests.conftest import ROOT, wait_until
 from tests.ports import HeldPort

@@ -13,7 +13,7 @@ from django.http import QueryDict
 from django.utils import timezone
 
 from inspector.runs.progress import IN_PARTS, progress
-from inspector.trajectories.neighbours import find_siblings
+from inspector.trajectories.frame import find_siblings
 from rollout_inspector.formats import FORMATS
 from rollout_inspector.formats.containers import cutting
 from rollout_inspector.refusal import Refusal

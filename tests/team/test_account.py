@@ -52,7 +52,7 @@ def test_a_busy_database_refuses_no_page_because_of_the_list_of_sessions(monkeyp
     user, _ = person("bob")
     client = Client(raise_request_exception=False)
     with monkeypatch.context() as patch:
-        patch.setattr("inspector.web.sessions.note_session", busy)
+        patch.setattr("inspector.web.login.note_session", busy)
         client.force_login(user)
         assert client.get("/").status_code == 200
     noted = LoginSession.objects.filter(session_id=client.session.session_key)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from inspector.team.shared_tokens import MAX_SHARED_TOKENS
+from inspector.team.shares import MAX_SHARED_TOKENS
 from rollouts.store.models import AuditEvent, Job, Project, Role, Run, ShareLink, StoredTrajectory
 from rollouts.store.people.members import set_role
 from tests.team.conftest import person

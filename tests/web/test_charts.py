@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 
 from inspector.html.charts import SHARES, ChartFrame, drawn_map, extent, share_bars, strip_means, strip_path
-from inspector.trajectories.tokens.scales import Scale, scale_of
+from inspector.trajectories.tokens.lenses import Scale, scale_of
 from inspector.trajectories.tokens.turns import Turn
 from rollout_inspector.text.html.tokens import NO_LOGPROB, logprob_classes
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from inspector.trajectories.tokens import finding_groups
+from inspector.trajectories.tokens import findings
 from rollout_inspector.diagnose.finding import Severity
 from rollouts.store.models import Run
 from rollouts.store.people.shares import create_share
@@ -64,9 +64,9 @@ def test_a_card_says_where_else_in_the_run_the_kind_is(
     assert f'href="/trajectories/{run.trajectories.get(external_id="first").code}?finding=unclassified"' in card
     trajectory = run.trajectories.select_related("run").get(external_id="first")
     with django_assert_max_num_queries(2):
-        finding_groups.kinds_in_run(trajectory, ["branch", "noncanonical_sampling", "unclassified"])
+        findings.kinds_in_run(trajectory, ["branch", "noncanonical_sampling", "unclassified"])
     # Of a large run the stored figures are asked, and the filter of the list leads on.
-    monkeypatch.setattr(finding_groups, "is_large", lambda run: True)
+    monkeypatch.setattr(findings, "is_large", lambda run: True)
     assert 'class="in-run-next" href="/trajectories/' + trajectory.code in cards(page_of(web, run))[1]
 
 

@@ -7,7 +7,7 @@ from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
-from inspector.search.go_page import EACH
+from inspector.search.views import EACH
 from rollouts.store.models import Project, Role
 from tests.people import make_member
 from tests.web.samples import HOSTILE, stored_run

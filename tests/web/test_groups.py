@@ -10,7 +10,7 @@ from django.test import Client
 
 from inspector.runs import live_parts
 from inspector.runs.group_page import group_url
-from inspector.trajectories import neighbours
+from inspector.trajectories import frame
 from rollout_inspector.streams.trajectory import Request, Row, Step, Trajectory, ids_array
 from rollouts.store.models import Run, StoredTrajectory
 from rollouts.store.runs.runs import create_run, end_run
@@ -161,7 +161,7 @@ def test_totals_stand_under_the_filter(web: Client, monkeypatch: pytest.MonkeyPa
     assert "not in the filtered list" in one_line(web.get(f"/trajectories/{third.code}?max=0"))
     best = one_line(web.get(f"/trajectories/{third.code}?sort=-reward&finding=boundary_merge"))
     assert '<span class="move-at">3 of 30</span>' in best
-    for module in (neighbours, live_parts):
+    for module in (frame, live_parts):
         monkeypatch.setattr(module, "MAX_COUNTED", 10)
     for function in (count_trajectories, count_before):
         monkeypatch.setattr(function, "__defaults__", (10,))

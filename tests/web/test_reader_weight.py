@@ -14,7 +14,7 @@ from django.urls import reverse
 
 from inspector.trajectories import views
 from inspector.trajectories.place import WINDOW
-from inspector.web import response_parts as in_parts
+from inspector.web import twins as in_parts
 from inspector.web.middleware import CompressionMiddleware
 from rollout_inspector.diagnose.finding import Axis, Finding, Severity
 from rollouts.store import models

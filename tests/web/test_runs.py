@@ -15,7 +15,7 @@ from django.utils import timezone
 
 from inspector.runs import live_parts, progress, views
 from inspector.runs.filters import ListQuery
-from inspector.runs.run_list import top_cause
+from inspector.runs.views import top_cause
 from inspector.server.health import heartbeat_key
 from rollout_inspector.diagnose.finding import Cost, Severity
 from rollout_inspector.diagnose.kinds import KINDS

@@ -5,7 +5,7 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import CommandError
 
-from inspector.server.folder_lock import running_url
+from inspector.server.paths import running_url
 from inspector.web.login import make_token
 from rollouts.management import TerminalCommand
 from rollouts.store.people.accounts import LOCAL_USER, active_user

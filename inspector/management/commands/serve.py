@@ -21,12 +21,10 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import connection
 from django.db.migrations.executor import MigrationExecutor
 
-from inspector.server.folder_lock import AlreadyRunning, ServerLock
-from inspector.server.parent_death import die_with_parent
-from inspector.server.paths import embedded_redis_socket, private_folder, write_privately
+from inspector.server.paths import AlreadyRunning, ServerLock, embedded_redis_socket, private_folder, write_privately
 from inspector.server.redis_process import redis_command
 from inspector.server.starting_page import SERVER as STARTING, StartingPage
-from inspector.server.supervisor import Child, Supervisor
+from inspector.server.supervisor import Child, Supervisor, die_with_parent
 from inspector.server.team_checks import UnsafeTeamServer, is_public, refuse_unsafe_team
 from inspector.web.login import make_token
 from rollouts.store.database import refusal_of_old_database

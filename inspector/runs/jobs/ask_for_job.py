@@ -3,12 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 
 from inspector.runs.jobs.job_values import JobValues
-from inspector.web.twins import json_page, wants_json
+from inspector.web.twins import json_page, told, wants_json
 from rollouts.jobs.broker import send_job
 from rollouts.store.jobs.jobs import ask_job
 from rollouts.store.models import Job, Run
@@ -27,21 +26,14 @@ def ask_for_job(
     if not refused:
         job, is_new = ask_job(run, kind, options, request.user)
         refused, status = (send_job(job) if is_new else ""), 503
-    if wants_json(request):
-        body = {"error": refused} if refused or job is None else {"job": JobValues.of(job, run)}
-        return json_page({"run": run.code, **body}, status if refused else 202)
-    if refused:
-        messages.error(request, refused, extra_tags="error")
-    return redirect(back)
+    if refused or job is None:
+        return told(request, refused, back, twin={"run": run.code, "error": refused}, status=status)
+    twin = {"run": run.code, "job": JobValues.of(job, run)}
+    return json_page(twin, 202) if wants_json(request) else redirect(back)
 
 
 def tell(request: HttpRequest, run: Run, sentence: str, status: int, back: str, job: Job | None = None) -> HttpResponse:
     """Say what came of a wish, on the page ``back``; to a program with the status, and with the job where one began."""
-    if wants_json(request):
-        body: dict[str, Any] = {"run": run.code, "message" if status < 400 else "error": sentence}
-        return json_page(body | ({"job": JobValues.of(job, run)} if job is not None else {}), status)
-    if status < 400:
-        messages.success(request, sentence)
-    else:
-        messages.error(request, sentence, extra_tags="error")
-    return redirect(back)
+    twin: dict[str, Any] = {"run": run.code, "message" if status < 400 else "error": sentence}
+    twin |= {"job": JobValues.of(job, run)} if job is not None else {}
+    return told(request, sentence, back, twin=twin, status=status)

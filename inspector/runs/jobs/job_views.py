@@ -195,10 +195,9 @@ def cancel_job(request: HttpRequest, run: Run, job: str) -> HttpResponse:
     """Ask a job to stop; one that has ended stays as it is."""
     stored_job = found_or_404(find_job(run.code, job, *listed_kinds()), "job", job)
     jobs.cancel_job(stored_job)
-    if wants_json(request):
-        return json_page(JobValues.of(stored_job, run))
     name, mark, place = kind_of(stored_job).page.partition("#")
-    return redirect(f"{reverse(name, args=[run.code])}{mark}{place}")
+    address = f"{reverse(name, args=[run.code])}{mark}{place}"
+    return json_page(JobValues.of(stored_job, run)) if wants_json(request) else redirect(address)
 
 
 @require_safe
@@ -208,14 +207,8 @@ def job_file(request: HttpRequest, run: Run, job: str) -> Any:
     stored_job = find_job(run.code, job, exports.KIND.slug)
     if stored_job is None:
         raise Http404(f"This run has no export with the code {job}.")
-    file = offered_file(stored_job, run)
-    if file is None:
-        return error_page(
-            request, 410, "This file is not offered",
-            "The export has expired, or was never finished. Go to the page of the run and export it again.",
-            run.code,
-        )
-    return file
+    sentence = "The export has expired, or was never finished. Go to the page of the run and export it again."
+    return offered_file(stored_job, run) or error_page(request, 410, "This file is not offered", sentence, run.code)
 
 
 def offered_file(job: Job, run: Run) -> FileResponse | None:

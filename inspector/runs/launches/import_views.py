@@ -11,7 +11,7 @@ from django.views.decorators.http import require_http_methods
 
 from inspector.chat_templates.uploaded_tokenizer import register_upload
 from inspector.runs.jobs.ask_for_job import tell
-from inspector.runs.launches.new_run_page import NewRunPage
+from inspector.runs.launches.launch_form import NewRunPage
 from inspector.runs.run_values import RunValues
 from inspector.web.access import chosen_project, writes_run
 from inspector.web.forms import ImportForm

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import Field, asdict, fields
+from dataclasses import Field, asdict, dataclass, field, fields
 from typing import Any, get_args
 
 from django import forms
 
 from inspector.chat_templates.check_forms import JsonField
 from inspector.web.forms import PlainForm, TemplateFileField, code_area
+from inspector.web.twins import Page
 from rollout_inspector.diagnose.full_render import COMPARE
 from rollout_inspector.streams.strategies import STRATEGIES
 from rollouts.jobs.launch import LaunchSettings, served_models
@@ -24,6 +25,25 @@ from rollouts.store.chat_templates.template_checks import find_check
 from rollouts.store.models import Project, Run
 from rollouts.store.people.access import Access
 from rollouts.store.runs.runs import find_run
+
+
+@dataclass(frozen=True)
+class NewRunPage(Page):
+    """The form of a new run."""
+
+    project: str
+    """Code of the project that takes the run, unless the form names another one."""
+    errors: dict[str, list[str]]
+    """Field -> what is wrong with it; empty before a POST."""
+    fields: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Of a launch: each field with its default, its help and its choices, so that a script can fill the form in."""
+    notices: list[str] = field(default_factory=list)
+    """Of a launch: where the form's values come from, and what in the address leads nowhere."""
+    tokenizers: list[str] = field(default_factory=list)
+    """Of an import: names of the tokenizers of the project."""
+    upload_max_bytes: int | None = None
+    """Of an import: the most bytes of one request."""
+
 
 MAX_PROBLEMS = 10
 MAX_TEMPLATES = 200  # The newest chat templates are offered; the address can name any other.
@@ -132,13 +152,9 @@ class NewRunForm(PlainForm):
 
     def opens_more(self) -> bool:
         """Whether a folded field has an error or another value than its default, and so is shown open."""
-        names = self._folded()
-        return any(name in self.errors or self[name].value() not in ("", self._defaults.get(name)) for name in names)
-
-    def _folded(self) -> list[str]:
-        """The fields under "Change something"."""
         unfolded = {"model", "strategy", "environment", "prompts", "template_kwargs"}
-        return [name for name in self.fields if name not in unfolded and not name.startswith(TEMPLATES)]
+        names = [name for name in self.fields if name not in unfolded and not name.startswith(TEMPLATES)]
+        return any(name in self.errors or self[name].value() not in ("", self._defaults.get(name)) for name in names)
 
     def clean_prompts_file(self) -> list[Task]:
         upload = self.cleaned_data.get("prompts_file")
@@ -184,17 +200,13 @@ class NewRunForm(PlainForm):
         values = dict(self.cleaned_data)
         for name in TEMPLATES:
             if new := self.cleaned_data.get(f"{name}_new"):
-                values[name] = _registered(self.project, *new)
+                values[name] = register_chat_template(new[0], new[1], self.project).sha256
         return LaunchSettings.of(values)
 
     def add_problems(self, problems: dict[str, str]) -> None:
         """Put the errors of the launch beside their fields."""
         for name, sentence in problems.items():
             self.add_error(name if name in self.fields else None, sentence)
-
-
-def _registered(project: Project, text: str, label: str) -> str:
-    return register_chat_template(text, label, project).sha256
 
 
 def setting_field(setting: Field[Any]) -> forms.Field:

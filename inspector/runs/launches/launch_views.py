@@ -11,8 +11,7 @@ from django.urls import reverse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST
 
-from inspector.runs.launches.launch_form import NewRunForm, filled_in, project_of_run
-from inspector.runs.launches.new_run_page import NewRunPage
+from inspector.runs.launches.launch_form import NewRunForm, NewRunPage, filled_in, project_of_run
 from inspector.runs.run_values import RunValues
 from inspector.web.access import access, chosen_project
 from inspector.web.twins import json_page, page, wants_json
@@ -42,12 +41,11 @@ def new(request: HttpRequest) -> HttpResponse:
         initial, notices = filled_in(access(request), where.chosen, request.GET)
         form = NewRunForm(where.chosen, initial=initial)
     data = NewRunPage(where.chosen.code, form.sentences(), _describe(form), notices)
-    only_html = {
-        "strategies": form.strategies_explained(),
-        "seeds": form.seeds_explained(),
-        "alternatives": form.alternatives_explained(),
-    }
-    return page(request, "runs/new.html", data, 422 if form.errors else 200, form=form, where=where, **only_html)
+    return page(
+        request, "runs/new.html", data, 422 if form.errors else 200, form=form, where=where,
+        strategies=form.strategies_explained(), seeds=form.seeds_explained(),
+        alternatives=form.alternatives_explained(),
+    )
 
 
 @require_POST

@@ -74,9 +74,13 @@ def training(request: HttpRequest, run: Run) -> HttpResponse:
         if text and number is None
     ]
     data = training_of(run, False, least, most, notices)
+    rows = [
+        (step, step.training_step, f"{here}?training_min={step.training_step}&training_max={step.training_step}")
+        for step in data.steps[-MAX_ROWS:]
+    ]
     return page(
         request, "runs/training.html", data,
-        **_drawn(data.steps, [f"{step.training_step:,}" for step in data.steps]), rows=_rows(data.steps, here),
+        **_drawn(data.steps, [f"{step.training_step:,}" for step in data.steps]), rows=rows,
         beginnings=_beginnings(data, here, worst_severities(run)), list_url=here,
         is_narrowed=least is not None or most is not None, has_versions=has_versions(run),
         others=runs_beside(run, MAX_OTHERS) if data.steps and reader_of(request) and not wants_json(request) else [],
@@ -136,14 +140,6 @@ def _address_of(line: PolicyVersionLine, here: str, **also: str) -> str:
     """Address of the trajectories of a version. Their places in the run keep a large list short."""
     places = {} if line.first is None else {"from": line.first, "to": line.last}
     return f"{here}?{urlencode({**also, 'policy': line.version, **places})}"
-
-
-def _rows(steps: list[TrainingStepLine], here: str) -> list[tuple[TrainingStepLine, int, str]]:
-    """The last steps, with their numbers and the addresses of their trajectories."""
-    return [
-        (step, step.training_step, f"{here}?training_min={step.training_step}&training_max={step.training_step}")
-        for step in steps[-MAX_ROWS:]
-    ]
 
 
 def _beginnings(shown: TrainingPage, here: str, worst: Mapping[str, str]) -> list[dict[str, Any]]:

@@ -8,15 +8,14 @@ from typing import Any
 
 import numpy as np
 from django.http import HttpRequest
-from django.urls import reverse
 
 from inspector.trajectories.compare import group_compare, sampled_compare
 from inspector.trajectories.compare.side_by_side import (
     PairWords, TokenComparison, align_texts, as_json, by_cause, compare, first_shown, linked, opened_folds
 )
-from inspector.trajectories.frame import PageLink, TrajectoryHead, base_url, head_of, shows_one
+from inspector.trajectories.frame import PageLink, TrajectoryHead, asking, base_url, head_of, shows_one
 from inspector.trajectories.tokens import page_queries as data
-from inspector.web.access import access, may_write
+from inspector.web.access import access
 from inspector.web.twins import whole_number
 from rollout_inspector.streams.align import AlignedGroup
 from rollout_inspector.streams.canonical import Drift, canonical_check
@@ -125,7 +124,9 @@ def compare_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> t
     choices = _choices(steps, rows, drifting, question) + group_compare.choices(trajectory, offered, question.other)
     if question.other is not None and question.row is not None:
         choices += group_compare.row_choices(rows, question.row, question.other, question.there, question.right_row)
-    html = {"choices": choices, "tokenizer_missing": missing, **_asking(request, trajectory, repair)}
+    html = {"choices": choices, "tokenizer_missing": missing}
+    if repair is not None:
+        html |= asking(request, trajectory, repair["state"])
     if answer is None:
         return page, html
     comparison, words = answer
@@ -198,20 +199,6 @@ def _repaired_row(params: Mapping[str, str], rows: Sequence[RowSummary]) -> Comp
         return None
     index = whole_number(params.get("row"), 18)
     return ComparedPair(None, len(rows) - 1 if index is None else min(index, len(rows) - 1), "repair")
-
-
-def _asking(
-    request: HttpRequest, trajectory: models.StoredTrajectory, repair: Mapping[str, Any] | None
-) -> dict[str, Any]:
-    """What the page needs to ask for the repair, and to follow the work."""
-    if repair is None:
-        return {}
-    return {
-        "is_pending": repair["state"] in ("queued", "running"),
-        "can_ask": repair["state"] in ("unasked", "failed", "cancelled") and may_write(request),
-        "may_write": may_write(request),
-        "ask_url": f"{reverse('trajectory-replay', args=[trajectory.code])}?{request.GET.urlencode()}",
-    }
 
 
 def _trained_row(

@@ -10,16 +10,13 @@ from typing import Any
 
 import numpy as np
 from django.http import HttpRequest
-from django.urls import reverse
 
 from inspector.trajectories.compare.side_by_side import (
     MAX_TOKENS, TokenComparison, align_texts, as_json, compare, first_shown, linked, opened_folds
 )
-from inspector.trajectories.frame import TrajectoryHead, base_url, head_of, work_state
-from inspector.trajectories.neighbours import FILTER_FIELDS
+from inspector.trajectories.frame import FILTER_FIELDS, TrajectoryHead, asking, base_url, head_of, work_state
 from inspector.trajectories.place import PagePlace, View
 from inspector.trajectories.tokens import page_queries as data
-from inspector.web.access import may_write
 from inspector.web.twins import whole_number
 from rollout_inspector.streams.figures import percent_of, trained_as_sampled
 from rollout_inspector.streams.strategies import STRATEGIES, about_strategy
@@ -56,7 +53,11 @@ class StrategiesPage(TrajectoryHead):
 
 def strategies_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tuple[StrategiesPage, dict[str, Any]]:
     """The figures, and the comparison that the address asks for."""
-    state, replay, words = _replay_of(trajectory)
+    state, replay, words = work_state(
+        trajectory, trajectory_replays.missing, lambda: trajectory_replays.current(trajectory),
+        live="Strategies are replayed when the trajectory has ended.",
+        unasked="No strategy has been replayed over this trajectory yet. Log in to replay one.",
+    )
     rows, steps = parts.rows_and_steps(trajectory)
     figures = replay.report["strategies"] if replay is not None and replay.report else []
     page = StrategiesPage(
@@ -71,10 +72,7 @@ def strategies_page(request: HttpRequest, trajectory: models.StoredTrajectory) -
         "words": words,
         "notices": notices,
         "tokenizer_missing": missing,
-        "is_pending": state in ("queued", "running"),
-        "may_write": may_write(request),
-        "can_ask": state in ("unasked", "failed", "cancelled") and may_write(request),
-        "ask_url": f"{reverse('trajectory-replay', args=[trajectory.code])}?{request.GET.urlencode()}",
+        **asking(request, trajectory, state),
         "lines": [_line(figure, trajectory, rows, steps, request.GET) for figure in page.strategies],
         "recorded_share": _recorded_share(trajectory),
         "recorded_repaid": _recorded_repaid(rows, steps),
@@ -119,15 +117,6 @@ def _recorded_repaid(rows: Sequence[RowSummary], steps: Sequence[StepSummary]) -
     for step in steps:
         firsts.setdefault(step.row, step)
     return sum(step.shared_length for step in firsts.values() if step.parent is not None)
-
-
-def _replay_of(trajectory: models.StoredTrajectory) -> tuple[str, models.Replay | None, str]:
-    """How far the replay is, the replay, and a sentence."""
-    return work_state(
-        trajectory, trajectory_replays.missing, lambda: trajectory_replays.current(trajectory),
-        live="Strategies are replayed when the trajectory has ended.",
-        unasked="No strategy has been replayed over this trajectory yet. Log in to replay one.",
-    )
 
 
 def _line(
@@ -223,20 +212,17 @@ def _both_rows(
     stored = stored_rows(replay, [side.strategy for side in asked])
     row_pair = []
     for side in asked:
-        if side.strategy == RECORDED:
-            facts = rows[side.row]
-            length = facts.n_tokens
-        elif side.strategy in stored:
-            length = stored[side.strategy].lengths[side.row]
-        else:
+        is_recorded = side.strategy == RECORDED
+        if not is_recorded and side.strategy not in stored:
             name = side.strategy.replace("_", " ")
             notices.append(f"The rows of {name} are too many to be kept; only its figures are.")
             return None
+        length = rows[side.row].n_tokens if is_recorded else stored[side.strategy].lengths[side.row]
         if length > MAX_TOKENS:
             notices.append(f"{side.name} holds {length:,} tokens; at most {MAX_TOKENS:,} are compared at once.")
             return None
-        if side.strategy == RECORDED:
-            row_pair.append(data.read_tokens(trajectory, facts, 0, length))
+        if is_recorded:
+            row_pair.append(data.read_tokens(trajectory, rows[side.row], 0, length))
         else:
             row = trajectory_replays.row_of(stored[side.strategy], side.row)
             assert row.origin is not None  # row_of fills it in

@@ -35,12 +35,6 @@ def table_of(tokenizer: models.Tokenizer | None) -> tuple[ByteTable | None, str]
         return None, f"the tokenizer “{tokenizer.name}” cannot be read: {without_paths(str(error))}"
 
 
-def read_roles(trajectory: models.StoredTrajectory, steps: frozenset[int]) -> dict[int, list[str]]:
-    """Step -> roles of its new messages, after ``history`` when it shares earlier messages. One query."""
-    bodies = parts.new_messages(trajectory, steps)
-    return {index: ["history"] * bool(shared) + roles_of(body) for index, shared, body in bodies}
-
-
 def read_turns(
     trajectory: models.StoredTrajectory, row: RowSummary, steps: Sequence[StepSummary],
     findings: Sequence[DrawnFinding], tokens: Tokens, within: tuple[int, int] | None = None,
@@ -58,7 +52,10 @@ def read_turns(
     if spans and any(step.index == spans[0].step_index and step.parent is not None for step in steps):
         spans[0] = replace(spans[0], part="history")  # it holds earlier turns once more
     numbered = _numbered(cut_at_headers(spans, headers), within)
-    roles = read_roles(trajectory, frozenset(span.step_index for _, span in numbered if span.step_index is not None))
+    indices = frozenset(span.step_index for _, span in numbered if span.step_index is not None)
+    # The roles of the new messages of a step, after ``history`` when it shares earlier messages.
+    bodies = parts.new_messages(trajectory, indices)
+    roles = {index: ["history"] * bool(shared) + roles_of(body) for index, shared, body in bodies}
     reasons = {step.index: step.finish_reason for step in steps}
     return make_turns(numbered, roles, findings, row.index, row.steps, reasons)
 

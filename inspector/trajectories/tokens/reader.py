@@ -15,14 +15,12 @@ from inspector.runs.muted import MutedValues
 from inspector.trajectories.compare.sampled_compare import can_compare
 from inspector.trajectories.frame import PageLink, base_url, fingerprint
 from inspector.trajectories.place import MAX_FINDINGS, MAX_RUN_VIEW_TOKENS, VIEW_NAMES, WINDOW, View
-from inspector.trajectories.tokens import lenses, scales
-from inspector.trajectories.tokens.finding_groups import FindingGroup, InRun, group_findings, markdown_of
+from inspector.trajectories.tokens import lenses
 from inspector.trajectories.tokens.finding_marks import comment_marks, drawn_diff, finding_diffs, row_marks
-from inspector.trajectories.tokens.findings import worst_finding
+from inspector.trajectories.tokens.findings import FindingGroup, InRun, group_findings, markdown_of, worst_finding
 from inspector.trajectories.tokens.lane_tree import drawn_lanes, lane_address
 from inspector.trajectories.tokens.lens_values import lens_links
-from inspector.trajectories.tokens.lenses import Legend
-from inspector.trajectories.tokens.scales import Scale, scale_of
+from inspector.trajectories.tokens.lenses import Legend, Scale, scale_of
 from inspector.trajectories.tokens.token_view import TokenView
 from inspector.trajectories.tokens.tokens_page import check_lines
 from inspector.trajectories.tokens.turns import Turn, TurnSection
@@ -71,6 +69,18 @@ class Reader:
         self.start = view.place.window
         self.stop, self.sections = self._sections()
         self.tokens = view.tokens.slice(self.start, self.stop)
+        is_part = self.stop - self.start < self.n_tokens
+        self.map_window = extent(self.start, self.stop, self.n_tokens) if is_part else None
+        n_rows, n_turns = len(view.rows) - MAX_ROWS, len(view.turns) - MAX_OUTLINE
+        self.rows_rest = f"and {n_rows:,} more: ?row=N opens them" if n_rows > 0 else ""
+        self.outline_rest = f"and {n_turns:,} more turns" if n_turns > 0 else ""
+        self.has_foreign = any(section.n_foreign for section in self.sections)
+        self.here = "in this window" if view.place.view == View.TOKENS else "in this row"
+        self.window_text = f"tokens {self.start:,}-{self.stop:,} of {self.n_tokens:,}"
+        self.mark_text = "{}-{}".format(*view.place.mark) if view.place.mark else ""
+        self.map_mark = extent(*view.place.mark, self.n_tokens) if view.place.mark else None
+        self.anchor = f"row-{view.place.row}-" if view.place.most else ""
+        """Tells the turns of the rows of a file apart."""
 
     def _classes(self) -> np.ndarray | None:
         """The class of each token of the row, where the lens is no built-in one that the tokens tell by themselves."""
@@ -116,10 +126,6 @@ class Reader:
         return self.place.solo if any(part.turn.number == self.place.solo for part in self.sections) else 0
 
     @property
-    def here(self) -> str:
-        return "in this window" if self.place.view == View.TOKENS else "in this row"
-
-    @property
     def previous_url(self) -> str:
         before = max(self.start - WINDOW, 0) if self.place.view == View.TOKENS else 0
         return self.place.query(window=before, mark=None) if self.start > 0 else ""
@@ -136,10 +142,6 @@ class Reader:
     @property
     def _rest_url(self) -> str:
         return self.place.query(window=self.stop, mark=None) if self.stop < self.n_tokens else ""
-
-    @property
-    def window_text(self) -> str:
-        return f"tokens {self.start:,}-{self.stop:,} of {self.n_tokens:,}"
 
     @property
     def mixes_directions(self) -> bool:
@@ -184,11 +186,6 @@ class Reader:
             note, is_here = f"{row.n_tokens:,}", row.index == self.place.row
             links.append(PageLink(f"row {row.index}", self.own + query, is_here, note=note, tone=tone))
         return links
-
-    @property
-    def rows_rest(self) -> str:
-        n_rest = len(self.view.rows) - MAX_ROWS
-        return f"and {n_rest:,} more: ?row=N opens them" if n_rest > 0 else ""
 
     @property
     def view_choices(self) -> list[PageLink]:
@@ -240,10 +237,6 @@ class Reader:
         ]
         return [(name, value) for name, value in [*fields, *place.keep] if value]
 
-    @property
-    def mark_text(self) -> str:
-        return f"{self.place.mark[0]}-{self.place.mark[1]}" if self.place.mark else ""
-
     # The lens --------------------------------------------------------------------------------------------------------
 
     @property
@@ -259,10 +252,6 @@ class Reader:
     @property
     def has_gaps(self) -> bool:
         return any(gap != self.comment_signs.get(at) for at, gap in self.marks.gaps.items())
-
-    @property
-    def has_foreign(self) -> bool:
-        return any(section.n_foreign for section in self.sections)
 
     @property
     def lens_notes(self) -> dict[str, str]:
@@ -320,15 +309,6 @@ class Reader:
         }
 
     @property
-    def map_window(self) -> dict[str, str] | None:
-        is_part = self.stop - self.start < self.n_tokens
-        return extent(self.start, self.stop, self.n_tokens) if is_part else None
-
-    @property
-    def map_mark(self) -> dict[str, str] | None:
-        return extent(*self.place.mark, self.n_tokens) if self.place.mark else None
-
-    @property
     def strips(self) -> Iterator[tuple[str, str, bool, str]]:
         """The strip of the log-probability, and that of a trainer's column that is shown: means of equal stretches. The
         map of the row shows mask and origin. A strip of one height says nothing and is left out. A strip is its lens,
@@ -339,7 +319,7 @@ class Reader:
         sampled = tokens.origin == Origin.SAMPLED
         # A trainer's row may hold 0.0 for a token that was not sampled. That 0.0 does not mean certainty.
         if tokens.logprobs is not None and _varies(surprise := np.where(sampled, -tokens.logprobs, np.nan)):
-            yield self._strip("logprob", surprise, scales.SURPRISE, "surprise of sampled tokens in nats")
+            yield self._strip("logprob", surprise, lenses.SURPRISE, "surprise of sampled tokens in nats")
         if values is not None and scale is not None:
             part = values[self.start : self.stop]
             part = -part if scale.is_surprise else part
@@ -351,7 +331,7 @@ class Reader:
     def _strip(self, lens: str, values: Floats, scale: Scale, what: str) -> tuple[str, str, bool, str]:
         edges, means = strip_means(values)
         finite = values[np.isfinite(values)]
-        is_share = scale is scales.SHARE
+        is_share = scale is lenses.SHARE
         mean = f"{100 * finite.mean():.3g} %" if is_share else f"{finite.mean():.3g} {scale.unit}".rstrip()
         marks = "full height is 100 %" if is_share else f"steps at {', '.join(scale.edge_texts)}"
         path = strip_path(edges, scale.heights(means), scale.is_signed)
@@ -467,22 +447,12 @@ class Reader:
         ]
 
     @property
-    def outline_rest(self) -> str:
-        n_rest = len(self.view.turns) - MAX_OUTLINE
-        return f"and {n_rest:,} more turns" if n_rest > 0 else ""
-
-    @property
     def live_url(self) -> str:
         """The address that the page of a growing trajectory asks."""
         trajectory = self.view.trajectory
         return f"{self.own}{self.place.query()}&have={fingerprint(trajectory)}" if is_active(trajectory) else ""
 
     # In a saved file -------------------------------------------------------------------------------------------------
-
-    @property
-    def anchor(self) -> str:
-        """Tells the turns of the rows of a file apart."""
-        return f"row-{self.place.row}-" if self.place.most else ""
 
     @property
     def part_text(self) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from inspector.trajectories.discussion import Discussion
-from inspector.trajectories.neighbours import FILTER_FIELDS
+from inspector.trajectories.frame import FILTER_FIELDS
 from inspector.trajectories.place import MAX_FINDINGS, WINDOW, PagePlace, read_place
 from inspector.trajectories.tokens import lens_values, lenses, page_queries as data
 from inspector.trajectories.tokens.findings import DrawnFinding, read_findings, worst_finding
@@ -129,18 +129,13 @@ def read_view_parts(trajectory: StoredTrajectory, part: PagePart, discussion: Di
     )
 
 
-def drawn_range(place: PagePlace, n_tokens: int) -> tuple[int, int]:
-    """The row offsets ``[start, stop)`` to read for what is drawn of a place, margins included."""
-    return max(place.window - MARGIN, 0), min(place.window + place.size + MARGIN, n_tokens)
-
-
 def at_place(view: TokenView, place: PagePlace) -> TokenView:
     """The view of the row that ``place`` names, read there."""
     view = replace(view, place=place)
     trajectory, row, part = view.trajectory, view.row, view.part
     if row is None:
         return view
-    start, stop = drawn_range(place, row.n_tokens)
+    start, stop = max(place.window - MARGIN, 0), min(place.window + place.size + MARGIN, row.n_tokens)
     within = None if part.has_map else (start, stop)
     if not part.is_drawn:
         start, stop = min(place.window, row.n_tokens), min(place.window + WINDOW, row.n_tokens)

@@ -58,13 +58,9 @@ def roles_of(messages_json: str | None) -> list[str]:
     return [str(message.get("role", "message")) for message in messages if isinstance(message, dict)]
 
 
+@lru_cache(maxsize=4096)
 def role_label(part: str, roles: Sequence[str]) -> str:
     """``assistant`` for a completion; otherwise the roles of the span's messages, counted."""
-    return _role_label(part, tuple(roles))
-
-
-@lru_cache(maxsize=4096)
-def _role_label(part: str, roles: Sequence[str]) -> str:
     if part == "completion":
         return "assistant"
     if part == "history":
@@ -139,9 +135,10 @@ def make_turns(
             n_trained = span.stop - span.start
         step = -1 if span.step_index is None else span.step_index
         here = [item for item in in_row if span.start <= item.drawn_places[0][0] < max(span.stop, span.start + 1)]
+        role = "".join(span.roles) or role_label(span.part, tuple(roles.get(step, ())))
         turns.append(
             Turn(
-                number, "".join(span.roles) or role_label(span.part, roles.get(step, ())), span.part, span.step_index,
+                number, role, span.part, span.step_index,
                 span.start, span.stop, n_trained, tuple(item.number for item in here),
                 worst_severity(item.weight for item in here),
                 finish_reasons.get(step, "") if span.part == "completion" else "",
