@@ -1,5 +1,5 @@
-"""The pytest plugin: files of rollouts and locked chat templates as tests, named in the configuration of pytest. pytest
-imports this module in every run, so it loads the guard when a test of these kinds runs."""
+"""The pytest plugin: files of rollouts and locked chat templates as tests, named in the configuration of pytest. Every
+run of pytest imports this module, so it loads the guard when a test of these kinds runs."""
 
 from collections.abc import Iterator
 from fnmatch import fnmatch

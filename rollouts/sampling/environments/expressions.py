@@ -57,9 +57,9 @@ def _value(node: ast.expr, depth: int, text: str) -> Fraction:
         operand = _value(node.operand, depth + 1, text)
         return -operand if isinstance(node.op, ast.USub) else operand
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
-        left, right = _value(node.left, depth + 1, text), _value(node.right, depth + 1, text)
+        operands = _value(node.left, depth + 1, text), _value(node.right, depth + 1, text)
         try:
-            return _bounded(Fraction(_OPERATIONS[type(node.op)](left, right)))
+            return _bounded(Fraction(_OPERATIONS[type(node.op)](*operands)))
         except ZeroDivisionError:
             raise ExpressionError("division by zero") from None
     raise ExpressionError("the expression cannot be read")

@@ -161,8 +161,8 @@ def account_of(issuer: str, claims: Mapping[str, Any]) -> tuple[User, bool]:
     """The account of the person whom verified claims describe, and whether it was made now. A new account has no
     project until it is invited, unless `INSPECTOR_OIDC_DEFAULT_PROJECT` names one. Raises ``SignInRefused``."""
     subject = _subject(claims)
-    wanted = claims.get("preferred_username") or str(claims.get("email", "")).partition("@")[0] or claims["sub"]
-    name = re.sub(r"[^\w.@+-]", "-", storable_text(str(wanted)))[:100] or "person"  # of the characters that names have
+    title = claims.get("preferred_username") or str(claims.get("email", "")).partition("@")[0] or claims["sub"]
+    name = re.sub(r"[^\w.@+-]", "-", storable_text(str(title)))[:100] or "person"  # of the characters that names have
     if not is_allowed(claims):
         raise SignInRefused(
             "This server lets in certain groups or email domains of the provider, and you are in none of them. Ask "
