@@ -23,7 +23,7 @@ from rollout_inspector.diagnose.breaks import Break
 from rollout_inspector.diagnose.finding import Fault
 from rollout_inspector.formats import FORMATS, Format, Rejected, Source, readers
 from rollout_inspector.formats.registry import each_line, has_keys
-from rollout_inspector.formats.writers import export_faults
+from rollout_inspector.formats.writers import exports
 from rollout_inspector.streams.strategies import STRATEGIES
 from rollout_inspector.streams.strategies.appending import ToolDelta
 from rollout_inspector.streams.strategies.replay import replay
@@ -268,7 +268,7 @@ def test_the_tables_beside_the_kinds_name_kinds_alone() -> None:
     of_rows = {slug for slug, kind in KINDS.items() if kind.axis == Axis.ROW}
     assert {*reproduce_rows.ROW_SCRIPTS, *reproduce_rows.STEP_SCRIPTS} == of_rows | {"bos_mismatch"}
     assert of_rows >= {slug for slug, kind in KINDS.items() if kind.said_by_turn} != set()
-    tree = ast.parse(Path(export_faults.__file__).read_text(encoding="utf-8"))
+    tree = ast.parse(Path(exports.__file__).read_text(encoding="utf-8"))
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
     kinds = [one.args[place] for one in calls for place in (KIND_OF.get(one.func.id, 9),) if len(one.args) > place]  # type: ignore[attr-defined]
     named = {node.value for node in kinds if isinstance(node, ast.Constant)}

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from rollout_inspector.diagnose import examine
 from rollout_inspector.diagnose.gap.cause_kinds import CAUSES
-from rollout_inspector.diagnose.gap.causes import causes_of
+from rollout_inspector.diagnose.gap.report import causes_of
 from rollout_inspector.diagnose.gap.tokens import GapCollector
 from rollout_inspector.formats import Source, read
 from rollout_inspector.streams.trajectory import Row, Step, Trajectory

@@ -320,7 +320,7 @@ def routing_rows(value: Any) -> int | None:
     """How many rows of expert routing a source recorded. None when the value is not such a record."""
     if isinstance(value, list):
         return len(value)
-    if isinstance(value, Mapping):  # the summary that an import keeps (rollout_inspector.streams.routing)
+    if isinstance(value, Mapping):  # the summary that an import keeps (rollout_inspector.formats.engine_fields)
         return value["length"] if type(value.get("length")) is int else None
     if isinstance(value, str) and value.startswith("nrlre1:"):  # nrlre1:<dtype>:<rows>x<layers>x<experts>:<base64>
         parts = value.split(":", 3)

@@ -8,6 +8,7 @@ is known when they are read. docs/decisions/0057-files-in-place.md says why.
 import hashlib
 import json
 import os
+import re
 import sqlite3
 import tempfile
 import threading
@@ -18,9 +19,10 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
+import numpy as np
 
 from rollout_inspector import formats
 from rollout_inspector.diagnose.checks import Diagnosis, Outcome
@@ -28,7 +30,6 @@ from rollout_inspector.diagnose.finding import Finding
 from rollout_inspector.formats import FORMATS, FileRefused, Format, Rejected, Source
 from rollout_inspector.formats.containers.cutting import holds_lines
 from rollout_inspector.formats.containers.file_part import FilePart
-from rollout_inspector.formats.containers.line_places import line_places
 from rollout_inspector.formats.folders import files_of
 from rollout_inspector.formats.shapes import BadLine, decode
 from rollout_inspector.guard.audit_settings import AuditSettings, tools_of
@@ -401,3 +402,43 @@ def _tail(path: str, reach: int) -> bytes:
     with open(path, "rb") as raw:
         raw.seek(max(reach - _TAIL_BYTES, 0))
         return raw.read(min(reach, _TAIL_BYTES))
+
+
+_BLANK = re.compile(rb"[\0\s]*")
+_PIECE_BYTES = 4 << 20
+
+
+class LinePlace(NamedTuple):
+    """A line that is not blank: its first byte, bytes and number, and the byte from which the next is looked for."""
+
+    start: int
+    size: int
+    number: int
+    stop: int
+    is_ended: bool = True  # False: the file ends in it, so that it may still be written.
+
+
+def line_places(raw: BinaryIO, start: int, number: int, size: int) -> Iterator[LinePlace]:
+    """The lines from byte ``start`` on. Holes of a sparse file are jumped over, and end lines. ``number``: of the first
+    line. ``size``: bytes of the file, behind which nothing is read."""
+    while start < size:
+        try:
+            at = os.lseek(raw.fileno(), start, os.SEEK_DATA)
+            start = min(os.lseek(raw.fileno(), at, os.SEEK_HOLE), size)
+        except OSError:  # a hole up to the end
+            return
+        begin, piece = None, b""
+        raw.seek(at)
+        while at < start and (piece := raw.read(min(_PIECE_BYTES, start - at))):
+            first = 0
+            for end in [*np.flatnonzero(np.frombuffer(piece, np.uint8) == 10).tolist(), len(piece)]:
+                if begin is None and (blank := _BLANK.match(piece, first, end)) and blank.end() < end:
+                    begin = at + blank.end()
+                if end < len(piece):
+                    if begin is not None:
+                        yield LinePlace(begin, at + end - begin, number, at + end + 1)
+                    begin, number, first = None, number + 1, end + 1
+            at += len(piece)
+        if begin is not None:
+            stop = at - len(piece) + len(piece.rstrip(b"\0"))
+            yield LinePlace(begin, stop - begin, number, at, is_ended=at < size)

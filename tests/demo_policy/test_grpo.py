@@ -12,7 +12,7 @@ from django.core.management import CommandError, call_command
 from transformers import AutoModelForCausalLM
 
 from rollout_inspector.diagnose import examine
-from rollout_inspector.diagnose.gap.causes import causes_of
+from rollout_inspector.diagnose.gap.report import causes_of
 from rollout_inspector.diagnose.gap.tokens import GapCollector
 from rollouts.sampling.demo_policy import MODEL_DIR
 from tools.demo_policy.grpo import GrpoSettings, GrpoStep, train

@@ -7,7 +7,7 @@ import pytest
 from django.core.management import call_command
 
 from rollout_inspector.diagnose import examine
-from rollout_inspector.diagnose.gap.causes import causes_of
+from rollout_inspector.diagnose.gap.report import causes_of
 from rollout_inspector.diagnose.gap.tokens import GapCollector
 from rollout_inspector.formats import Source, read
 from rollout_inspector.streams.trajectory import Trajectory

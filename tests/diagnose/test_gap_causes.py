@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from rollout_inspector.diagnose.gap.cause_kinds import CAUSES
-from rollout_inspector.diagnose.gap.causes import causes_of
-from rollout_inspector.diagnose.gap.report import gap_report
+from rollout_inspector.diagnose.gap.report import causes_of, gap_report
 from rollout_inspector.diagnose.gap.token_classes import TokenClass, TokenClasses
 from rollout_inspector.diagnose.gap.tokens import GapCollector
 from rollout_inspector.streams.trajectory import Row, Step, Trajectory

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from rollout_inspector.diagnose import diagnose
-from rollout_inspector.formats.engine_fields import summary_of, without_arrays
-from rollout_inspector.streams.routing import summary
+from rollout_inspector.formats.engine_fields import summary, summary_of, without_arrays
 from rollout_inspector.streams.trajectory import Step, Trajectory, ids_array
 from tests.samples.formats import CALL, GYM, changed, jsonl, own_line, read
 from tests.samples.reader_shapes import EVENT, HARBOR, RLLM_EPISODE, SGLANG

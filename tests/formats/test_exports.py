@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollout_inspector.formats.writers.export_faults import row_fault
-from rollout_inspector.formats.writers.exports import EXPORTS, padded, rows_of, step_rows_of, write
+from rollout_inspector.formats.writers.exports import EXPORTS, padded, row_fault, rows_of, step_rows_of, write
 from rollout_inspector.refusal import Refusal, Remedy
 from rollout_inspector.streams.trajectory import NO_IDS, Row, Step, Trajectory
 from tests.conftest import ROOT

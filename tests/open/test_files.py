@@ -21,11 +21,10 @@ from rollout_inspector import formats
 from rollout_inspector.commands.main import main
 from rollout_inspector.diagnose.finding import Severity
 from rollout_inspector.formats import FORMATS, Source
-from rollout_inspector.formats.containers.line_places import line_places
 from rollout_inspector.formats.writers.exports import rows_of
 from rollout_inspector.guard.shard_audit import cut_files
 from rollout_inspector.opened import index as opened_index
-from rollout_inspector.opened.index import FileIndex, read_diagnosis
+from rollout_inspector.opened.index import FileIndex, line_places, read_diagnosis
 from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.trajectory import Row, Step, Trajectory, ids_array
 from tests.conftest import ROOT

@@ -18,7 +18,7 @@ from django.utils import timezone
 from rollouts.jobs.broker import DO_JOB, RUN_ROLLOUTS
 from rollouts.jobs.imports import imports
 from rollouts.jobs.launch import LaunchSettings, launch
-from rollouts.jobs.storage import clock, unused_files
+from rollouts.jobs.storage import retention, unused_files
 from rollouts.store import files
 from rollouts.store.models import Job, Run
 from rollouts.store.runs.runs import create_run
@@ -49,7 +49,7 @@ def old_run(settings: Any) -> Run:
 
 @pytest.fixture
 def no_mark() -> None:
-    files.delete(clock.MARK)
+    files.delete(retention.MARK)
 
 
 @pytest.mark.sqlite_only
@@ -83,23 +83,23 @@ def test_a_clock_that_jumps_deletes_nothing(
 ])
 def test_when_the_clock_is_believed(last: float, paused_until: float, is_believed: bool, no_mark: None) -> None:
     now = timezone.now().timestamp()
-    files.put(clock.MARK, io.BytesIO(f"{now + last} {now + paused_until}".encode()))
-    sentence = clock.fault_of_clock(note=True)
-    assert (sentence == "") is is_believed and clock.fault_of_clock() == sentence  # for doctor, which notes nothing
-    assert float(files.open_file(clock.MARK).read().split()[1]) <= now + DAY + 60
+    files.put(retention.MARK, io.BytesIO(f"{now + last} {now + paused_until}".encode()))
+    sentence = retention.fault_of_clock(note=True)
+    assert (sentence == "") is is_believed and retention.fault_of_clock() == sentence  # for doctor, which notes nothing
+    assert float(files.open_file(retention.MARK).read().split()[1]) <= now + DAY + 60
 
 
 @pytest.mark.django_db
 def test_a_mark_that_cannot_be_read_pauses_nothing(no_mark: None) -> None:
-    assert clock.fault_of_clock() == ""
-    files.put(clock.MARK, io.BytesIO(b"of another version"))
-    assert clock.fault_of_clock(note=True) == clock.fault_of_clock() == ""
+    assert retention.fault_of_clock() == ""
+    files.put(retention.MARK, io.BytesIO(b"of another version"))
+    assert retention.fault_of_clock(note=True) == retention.fault_of_clock() == ""
 
 
 @pytest.mark.django_db
 def test_a_clock_that_differs_from_the_database_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clock, "clock_offset", lambda: -90.0)
-    assert "90 s behind the database's" in clock.fault_of_clock()
+    monkeypatch.setattr(retention, "clock_offset", lambda: -90.0)
+    assert "90 s behind the database's" in retention.fault_of_clock()
 
 
 @pytest.mark.sqlite_only

@@ -16,7 +16,7 @@ from inspector.server.health import redis_problem, served_queues
 from inspector.server.machines import Difference, Machine, describe, differences, list_machines
 from inspector.server.workers import connect, list_workers
 from rollouts.jobs.broker import redis_fault
-from rollouts.jobs.storage.clock import fault_of_clock
+from rollouts.jobs.storage.retention import fault_of_clock
 from rollouts.jobs.storage.unused_files import JOB_AGE
 from rollouts.management import TerminalCommand
 from rollouts.store import files, storage_mark

@@ -9,20 +9,21 @@ The server knows what it has by its id, so a fragment that is sent twice is stor
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gzip
 import json
 import logging
 import os
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rollout_inspector.client.adapters.fragments import FragmentFolder, bytes_of_fragments, folders_left
-from rollout_inspector.client.adapters.trackers import link_run
 from rollout_inspector.client.client import Client, ServerError, line_of
 
 LOG = logging.getLogger("rollout_inspector")
@@ -433,3 +434,39 @@ def shared_stream(own_name: str = "") -> RolloutStream:
         if _shared is None or _shared._ending:
             _shared = RolloutStream(own_name=own_name)
         return _shared
+
+
+LINK_KEY = "rollout_inspector"
+"""The name of the link: a value of the config in W&B, a tag in MLflow, a logged text in trackio."""
+
+
+class Tracker(NamedTuple):
+    """How a tracker is asked. ``module``: of its name in ``sys.modules``."""
+
+    module: str
+    run: Callable[[Any], Any]
+    name: Callable[[Any], Any]
+    link: Callable[[Any, Any, str], Any]  # Of module, run and address.
+
+
+TRACKERS = (
+    Tracker("wandb", lambda module: module.run, lambda run: run.name,
+            lambda _, run, url: run.config.update({LINK_KEY: url}, allow_val_change=True)),
+    Tracker("mlflow", lambda module: module.active_run(), lambda run: run.info.run_name,
+            lambda module, _, url: module.set_tag(LINK_KEY, url)),
+    Tracker("trackio.context_vars", lambda module: module.current_run.get(), lambda run: run.name,
+            lambda _, run, url: run.log({LINK_KEY: url}, step=0)),  # a step of its own would shift those of the trainer
+)
+
+
+def link_run(url: str) -> str:
+    """Write the address of our run into that of each tracker; empty = only look. What the first one calls its run.
+    The thread of the trainer asks, because MLflow and trackio know a run by thread or context; nothing is imported."""
+    names = []
+    for tracker in TRACKERS:
+        with contextlib.suppress(Exception):  # a tracker that fails is left out
+            module = sys.modules[tracker.module]
+            if (run := tracker.run(module)) is not None:
+                names.append(str(tracker.name(run) or "").strip()[:200])
+                _ = url and tracker.link(module, run, url)
+    return next(filter(None, names), "")

@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 
 from rollout_inspector.formats import limits, shapes
-from rollout_inspector.formats.call_fields import other_fields
+from rollout_inspector.formats.call_fields import other_fields, rows_with_columns
 from rollout_inspector.formats.containers.cutting import parts_of
 from rollout_inspector.formats.registry import PART_OF_REQUESTS, Format, each_batch, has_keys
 from rollout_inspector.formats.shapes import BadLine
-from rollout_inspector.formats.step_columns import rows_with_columns
 from rollout_inspector.streams.trajectory import Floats, Step, Trajectory
 
 _STEP = ("prompt_ids", "response_ids", "logprobs", "chat_completions", "model_output", "advantage", "weight_version")

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from rollout_inspector.formats import shapes
+from rollout_inspector.formats.call_fields import rows_with_columns
 from rollout_inspector.formats.containers.source import Source
 from rollout_inspector.formats.readers.sessions import Session, read_sessions, session_parts
 from rollout_inspector.formats.registry import NO_REQUESTS, Format, Rejected, having
 from rollout_inspector.formats.shapes import BadLine
-from rollout_inspector.formats.step_columns import rows_with_columns
 from rollout_inspector.streams.trajectory import Floats, Step, Trajectory
 
 _PLACE = ("split", "iteration", "group_idx", "traj_idx")

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from rollout_inspector.formats import limits, shapes
+from rollout_inspector.formats.call_fields import rows_with_columns
 from rollout_inspector.formats.containers.source import Source
 from rollout_inspector.formats.engine_fields import KEY, without_arrays
 from rollout_inspector.formats.registry import Format, Rejected, each_batch, has_keys
 from rollout_inspector.formats.shapes import BadLine
-from rollout_inspector.formats.step_columns import rows_with_columns
 from rollout_inspector.formats.trace_updates import Annotations, beside
 from rollout_inspector.formats.training_step import as_step
 from rollout_inspector.streams.trajectory import NO_IDS, Floats, Ids, Request, Row, Step, Trajectory

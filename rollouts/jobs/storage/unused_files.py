@@ -16,7 +16,7 @@ from rollouts.jobs.exports import exports
 from rollouts.jobs.imports import imports
 from rollouts.jobs.imports.uploads import drop_uploads, kept_codes
 from rollouts.jobs.storage import retention, token_moves
-from rollouts.jobs.storage.clock import fault_of_clock
+from rollouts.jobs.storage.retention import fault_of_clock
 from rollouts.store import files, storage_mark
 from rollouts.store.jobs.jobs import is_active, old_jobs
 from rollouts.store.models import Run
