@@ -22,7 +22,7 @@ PLAIN = {
     *("trainer", "target"),
     *("name", "label", "note", "comment", "reason", "prefix", "stop"),
     *("chat_template_label", "rows_chat_template_label"),
-    *("host", "http", "allow_host", "ray_address", "output", "state", "lock"),
+    *("host", "http", "allow_host", "ray_address", "output", "index", "state", "lock"),
 }
 """Names and codes that are looked up; texts that are stored and shown, or compared; addresses and files that who starts
 a command names for its own process."""
