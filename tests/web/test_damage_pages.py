@@ -11,6 +11,7 @@ from rollouts.worker import jobs
 from tests.samples.damage import damaged_run
 from tests.web.samples import one_line
 
+DAMAGE = {"measured", "mean", "largest", "cosine", "norm_ratio"}
 pytestmark = pytest.mark.django_db(transaction=True)  # a slow job has a heartbeat beside it
 
 
@@ -24,7 +25,7 @@ def test_pages_and_the_api_say_what_was_measured_and_what_was_not(
 ) -> None:
     cost = f"/runs/{run.code}/cost"
     before = web.get(f"{cost}.json").json()
-    assert before["damage"] == {"measured": 0, "mean": None, "largest": None}
+    assert before["damage"] == {name: 0 if name == "measured" else None for name in DAMAGE}
     assert {kind["damage"] for kind in before["kinds"]} == {None} and "Not measured." in one_line(web.get(cost))
     code = run.trajectories.get(external_id="b").code
     said = one_line(web.get(f"/trajectories/{code}"))
@@ -37,6 +38,8 @@ def test_pages_and_the_api_say_what_was_measured_and_what_was_not(
     jobs.do_job(sent[0])
     after = web.get(f"{cost}.json").json()
     assert after["damage"]["measured"] == 3 and after["damage"]["largest"] > after["damage"]["mean"] > 0
+    assert set(after["damage"]) == DAMAGE and -1 <= after["damage"]["cosine"] < 1 and after["damage"]["norm_ratio"] > 0
+    assert f"to that of what was sampled is {after['damage']['cosine']:.3f}," in one_line(web.get(cost))
     errors = {kind["kind"]: kind["damage"] for kind in after["kinds"]}
     assert errors["observation_trained"] > errors["sampled_masked"] and errors["length_mismatch"] is None
     with django_assert_max_num_queries(20):
