@@ -691,7 +691,7 @@ class TestResume:
 
 def test_a_launched_run_renders_with_the_date_of_its_launch(tiny_tokenizer: Path) -> None:
     launched: Any = SimpleNamespace(
-        created_at=datetime(2026, 11, 22, 8, 30, tzinfo=UTC),
+        pk=0, created_at=datetime(2026, 11, 22, 8, 30, tzinfo=UTC),
         chat_template=SimpleNamespace(text="It is {{ strftime_now('%Y-%m-%d') }}."),
         rows_chat_template=None,
     )
