@@ -118,7 +118,7 @@ def forks_page(
 def _drawn_samples(
     trajectory: StoredTrajectory, fork: ForkFigures, painter: TokenPainter
 ) -> tuple[dict[str, Any] | None, list[Any]]:
-    """The tree of the continuations, with what its leaves draw; and the continuations that have no reply yet."""
+    """The tree of the continuations, with what its leaves draw; and the continuations that have no token yet."""
     samples = {sample.code: (sample, *_urls(trajectory.code, sample.code)) for sample in fork.samples}
 
     def drawn(branch: ForkBranch) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 from django.test import Client
 
@@ -124,7 +125,7 @@ def test_the_api_refuses_the_same_and_answers_the_same(web: Client, trajectory: 
     assert len(web.get(at + "/forks").json()["forks"]) == 3
 
 
-def test_the_continuations_are_a_tree_of_their_replies(web: Client, trajectory: StoredTrajectory) -> None:
+def test_the_continuations_are_a_tree(web: Client, trajectory: StoredTrajectory) -> None:
     web.post(address(trajectory, "/new"), FIELDS | {"samples": "6"})
     fork = Fork.objects.get()
     finish(fork, [300, 301, 302], [300, 301, 302], [300, 305, 306], [300, 305], [400])
@@ -143,7 +144,23 @@ def test_the_continuations_are_a_tree_of_their_replies(web: Client, trajectory: 
     ])
     assert of_fork["parts_at"] == 150 and of_fork["tree"]["reward_mean"] == 1.0
     page = one_line(web.get(address(trajectory)))
-    assert "the reply ends" in page and page.count("/compare?with=") == 5 and page.count(">queued</a>") == 1
+    assert "it ends here" in page and page.count("/compare?with=") == 5 and page.count(">queued</a>") == 1
+
+
+def test_a_tree_goes_on_over_calls_until_a_break(web: Client, trajectory: StoredTrajectory) -> None:
+    web.post(address(trajectory, "/new"), FIELDS | {"samples": "3"})
+    fork = Fork.objects.get()
+    prefix, calls = fork_prefix(fork), ([300, 310], [300, 310], [299, 310])
+    second = [np.concatenate([prefix, ids_array(ids)]) for ids in calls]
+    leased = lease_trajectories(fork.run, 3, 60)
+    steps = [(0, [Step(prefix, ids_array([300]))] * 3), (1, [Step(second[n], ids_array([320 + n])) for n in range(3)])]
+    for index, of_index in steps:
+        save_steps([(one.pk, index, step) for one, step in zip(leased, of_index, strict=True)], prefix)
+    (of_fork,) = web.get(address(trajectory, ".json")).json()["forks"]
+    tree = of_fork["tree"]  # the prompt of the third one's second call is not what was sampled
+    assert (tree["start"], tree["ids"], of_fork["parts_at"]) == (150, [300], 151)
+    assert [(one["ids"], len(one["samples"])) for one in tree["branches"]] == [([310], 2), ([], 1)]
+    assert [one["ids"] for one in tree["branches"][0]["branches"]] == [[320], [321]]
 
 
 def test_equal_continuations_are_one_branch_and_a_long_one_is_cut(web: Client, trajectory: StoredTrajectory) -> None:

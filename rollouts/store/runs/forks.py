@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+import numpy as np
 from django.db.models import F
 
 from rollout_inspector.streams.figures import paired_difference, reward_mean
@@ -17,6 +18,7 @@ from rollouts.store.token_arrays.reading import attach_steps, fork_prefix
 
 SUCCESS = 0.5  # The reward from which on a continuation counts as a success.
 MAX_BRANCH_IDS = 24  # Ids of a stretch that its branch names.
+TREE_CALLS = 4  # Engine calls of a continuation that its tree holds.
 MAX_FORKS = 50  # The newest forks of a trajectory that its page lists.
 
 
@@ -69,15 +71,15 @@ class ForkBranch:
     start: int
     """Where it begins, as an offset in their rows."""
     stop: int
-    """Where they part, or where the first reply of the policy ends."""
+    """Where they part, or end."""
     ids: list[int]
-    """The first 24 ids of the stretch; empty = a reply ends here, and others go on."""
+    """The first 24 ids of the stretch; empty = it ends here, and others go on."""
     samples: list[str]
     """Codes of the trajectories that have it."""
     reward_mean: float | None
     """Of those that have ended and have a reward."""
     branches: list[ForkBranch]
-    """What follows, the most frequent first; empty = these replies are equal to their end."""
+    """What follows, the most frequent first; empty = these are equal to their end."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,7 @@ class ForkFigures:
     samples: list[ForkSample]
     """Each continuation."""
     tree: ForkBranch | None
-    """The first replies of the continuations, as a tree; null = there is none yet."""
+    """The first four calls of the continuations as a tree, each up to its first break; null = there is none yet."""
 
 
 @dataclass(frozen=True)
@@ -207,27 +209,37 @@ def _effect(sampled: ForkFigures, broken: ForkFigures) -> BreakEffect:
 
 
 def fork_figures(forks: Sequence[Fork]) -> list[ForkFigures]:
-    """What the continuations of forks came to. Two queries, and those of the arrays."""
+    """What the continuations of forks came to. Three queries, and those of the arrays."""
     of_forks = [fork.pk for fork in forks]
     samples: dict[int, list[ForkSample]] = defaultdict(list)
     columns = ("code", "status", "seed", "reward", "n_tokens", "n_sampled", "n_steps", "error")
     stored = StoredTrajectory.objects.filter(run__in=of_forks).order_by("run", "index")
     for run, *values in stored.values_list("run", *columns):
         samples[run].append(ForkSample(*values))
-    steps = StoredStep.objects.filter(trajectory__run__in=of_forks, index=0).annotate(run=F("trajectory__run"))
-    steps = steps.annotate(code=F("trajectory__code")).select_related("tokens", "segment")
-    first: dict[int, dict[str, Ids]] = defaultdict(dict)
-    for step in attach_steps(steps.order_by("trajectory__index"), ("completion_ids",)):
-        first[step.run][step.code] = step.tokens.completion_ids  # type: ignore[attr-defined]
-    return [_figures(fork, samples[fork.pk], first[fork.pk]) for fork in forks]
+    steps = StoredStep.objects.filter(trajectory__run__in=of_forks, index__lt=TREE_CALLS).order_by("index")
+    steps = steps.annotate(run=F("trajectory__run"), code=F("trajectory__code")).select_related("tokens", "segment")
+    streams: dict[int, dict[str, list[Ids]]] = defaultdict(dict)
+    for step in attach_steps(steps.filter(index=0).order_by("trajectory__index"), ("completion_ids",)):
+        streams[step.run][step.code] = [step.tokens.completion_ids]  # type: ignore[attr-defined]
+    broken: set[str] = set()
+    for step in attach_steps(steps.filter(index__gt=0), ("delta_ids", "completion_ids")):
+        run, code = step.run, step.code  # type: ignore[attr-defined]
+        if step.shared_length < (step.parent_length or 0) or code in broken:
+            broken.add(code)
+        elif code in streams[run]:
+            streams[run][code] += step.tokens.delta_ids, step.tokens.completion_ids
+    return [
+        _figures(fork, samples[fork.pk], {code: np.concatenate(ids) for code, ids in streams[fork.pk].items()})
+        for fork in forks
+    ]
 
 
-def _figures(fork: Fork, samples: list[ForkSample], replies: Mapping[str, Ids]) -> ForkFigures:
+def _figures(fork: Fork, samples: list[ForkSample], streams: Mapping[str, Ids]) -> ForkFigures:
     ended = [sample for sample in samples if sample.status == StoredTrajectory.Status.DONE]
     rewards = {sample.code: sample.reward for sample in ended if sample.reward is not None}
     start = fork.n_shared + len(fork.tail_ids)
     n = len(ended) or None
-    tree = _branch(replies, list(replies), 0, start, rewards) if replies else None
+    tree = _branch(streams, list(streams), 0, start, rewards) if streams else None
     return ForkFigures(
         fork.run.code, fork.run.status, fork.row, fork.offset, fork.token_id, fork.text, fork.side,
         fork.finding, fork.pair, fork.run.n_expected, len(ended), fork.run.n_failed,
@@ -238,19 +250,19 @@ def _figures(fork: Fork, samples: list[ForkSample], replies: Mapping[str, Ids]) 
 
 
 def _branch(
-    replies: Mapping[str, Ids], codes: list[str], at: int, start: int, rewards: Mapping[str, float]
+    streams: Mapping[str, Ids], codes: list[str], at: int, start: int, rewards: Mapping[str, float]
 ) -> ForkBranch:
-    """The tree of some replies that are equal up to ``at``; the first of them begins at ``start`` of a row."""
-    first = replies[codes[0]]
-    stop = at + min(common_prefix(first[at:], replies[code][at:]) for code in codes)
+    """The tree of some streams that are equal up to ``at``; the first of them begins at ``start`` of a row."""
+    first = streams[codes[0]]
+    stop = at + min(common_prefix(first[at:], streams[code][at:]) for code in codes)
     following: dict[int | None, list[str]] = defaultdict(list)
     for code in codes:
-        following[int(replies[code][stop]) if stop < len(replies[code]) else None].append(code)
+        following[int(streams[code][stop]) if stop < len(streams[code]) else None].append(code)
     groups = sorted(following.values(), key=len, reverse=True) if len(following) > 1 else []
     scored = [rewards[code] for code in codes if code in rewards]
     return ForkBranch(
         start + at, start + stop, first[at:stop][:MAX_BRANCH_IDS].tolist(), codes,
-        reward_mean(sum(scored), len(scored)), [_branch(replies, group, stop, start, rewards) for group in groups],
+        reward_mean(sum(scored), len(scored)), [_branch(streams, group, stop, start, rewards) for group in groups],
     )
 
 
