@@ -116,7 +116,7 @@ def _results(options: Namespace, todo: Todo, settings: AuditSettings) -> Done:
         return on_ray(todo, settings, options.ray_address)
     if options.index is None:
         return on_processes(todo, settings, options.processes)
-    from rollout_inspector.opened.check_all import audit_and_keep
+    from rollout_inspector.opened.file_audit import audit_and_keep
 
     return on_processes(todo, settings, options.processes, partial(audit_and_keep, options.index))
 

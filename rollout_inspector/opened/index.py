@@ -328,7 +328,7 @@ class FileIndex:
         return diagnosis
 
     def take_checked(self) -> None:
-        """Take over what was found by those that check all (``check_all``), of each file that is checked to its end.
+        """Take over what was found by those that check all (``file_audit``), of each file that is checked to its end.
 
         A finding belongs to the trajectory of the same id, and where a file has an id twice, to that in the same order.
         """

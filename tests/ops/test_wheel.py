@@ -182,7 +182,7 @@ def test_the_other_commands_of_the_base_run_from_the_wheel(installed: Path, tmp_
         (2, "--url", "watch", "."),
         (2, "needs a checkout", "watch", ".", "--url", "http://127.0.0.1:1", "--token", "t", "--convert-pickles"),
         (2, "rollout-inspector[mcp]", "mcp", "--url", "http://127.0.0.1:1", "--token", "t"),
-        (0, "rollout-inspector 0.", "--version"),
+        (0, "rollout-inspector 1.", "--version"),
     ):
         ended = call(program, *arguments, cwd=tmp_path)
         assert ended.returncode == status, (arguments, ended.stdout, ended.stderr)
