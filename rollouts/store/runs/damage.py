@@ -58,13 +58,15 @@ def token_norms(record: StoredTrajectory, row: int, n_tokens: int) -> Floats | N
 def run_damage(run: Run) -> dict[str, Any]:
     """How many trajectories of a run were measured, their mean and largest relative error, the means of their cosines
     and ratios of norms, and the sums by kind. The damage of a kind is the sum over its findings of share * relative
-    error. Three queries."""
+    error. Three queries at most."""
     totals = run.trajectories.aggregate(measured=Count("damage"), mean=Avg("damage"), largest=Max("damage"))
-    of_kinds = run.findings.filter(damage_share__isnull=False).order_by().values_list("kind")
-    sums = of_kinds.annotate(damage=Sum(F("damage_share") * F("trajectory__damage")))
+    if not totals["measured"]:
+        return {**totals, "cosine": None, "norm_ratio": None, "kinds": {}}
     stored = TrajectoryDamage.objects.filter(trajectory__run=run)
     means = stored.aggregate(cosine=Avg("cosine"), norm_ratio=Avg("norm_ratio"))
-    return {**totals, **means, "kinds": dict(sums) if totals["measured"] else {}}
+    of_kinds = run.findings.filter(damage_share__isnull=False).order_by().values_list("kind")
+    sums = of_kinds.annotate(damage=Sum(F("damage_share") * F("trajectory__damage")))
+    return {**totals, **means, "kinds": dict(sums)}
 
 
 def damage_report(trajectories: QuerySet[StoredTrajectory]) -> dict[str, Any]:
