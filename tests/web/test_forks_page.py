@@ -156,6 +156,8 @@ def test_a_tree_goes_on_over_calls_until_a_break(web: Client, trajectory: Stored
     steps = [(0, [Step(prefix, ids_array([300]))] * 3), (1, [Step(second[n], ids_array([320 + n])) for n in range(3)])]
     for index, of_index in steps:
         save_steps([(one.pk, index, step) for one, step in zip(leased, of_index, strict=True)], prefix)
+    lane = Step(np.concatenate([prefix, ids_array([300, 333])]), ids_array([334]))  # it goes on from the first call
+    save_steps([(leased[0].pk, 2, lane)], prefix)
     (of_fork,) = web.get(address(trajectory, ".json")).json()["forks"]
     tree = of_fork["tree"]  # the prompt of the third one's second call is not what was sampled
     assert (tree["start"], tree["ids"], of_fork["parts_at"]) == (150, [300], 151)

@@ -121,7 +121,7 @@ class ForkFigures:
     samples: list[ForkSample]
     """Each continuation."""
     tree: ForkBranch | None
-    """The first four calls of the continuations as a tree, each up to its first break; null = there is none yet."""
+    """The first four calls of the continuations as a tree, while each goes on from the one before; null = none yet."""
 
 
 @dataclass(frozen=True)
@@ -219,15 +219,16 @@ def fork_figures(forks: Sequence[Fork]) -> list[ForkFigures]:
     steps = StoredStep.objects.filter(trajectory__run__in=of_forks, index__lt=TREE_CALLS).order_by("index")
     steps = steps.annotate(run=F("trajectory__run"), code=F("trajectory__code")).select_related("tokens", "segment")
     streams: dict[int, dict[str, list[Ids]]] = defaultdict(dict)
+    last: dict[str, int] = {}
     for step in attach_steps(steps.filter(index=0).order_by("trajectory__index"), ("completion_ids",)):
         streams[step.run][step.code] = [step.tokens.completion_ids]  # type: ignore[attr-defined]
-    broken: set[str] = set()
+        last[step.code] = step.pk  # type: ignore[attr-defined]
     for step in attach_steps(steps.filter(index__gt=0), ("delta_ids", "completion_ids")):
         run, code = step.run, step.code  # type: ignore[attr-defined]
-        if step.shared_length < (step.parent_length or 0) or code in broken:
-            broken.add(code)
-        elif code in streams[run]:
+        # A break, or a call of a lane: behind it an offset means another token.
+        if step.parent_id == last.get(code) and step.shared_length == step.parent_length:
             streams[run][code] += step.tokens.delta_ids, step.tokens.completion_ids
+            last[code] = step.pk
     return [
         _figures(fork, samples[fork.pk], {code: np.concatenate(ids) for code, ids in streams[fork.pk].items()})
         for fork in forks
