@@ -270,3 +270,10 @@ def test_no_house_and_no_folder_is_crowded() -> None:
 def test_a_crowd_would_be_found() -> None:
     assert crowded(Path(f"rollouts/room/file{n}.py") for n in range(26)) == {"rollouts/room": 26}
     assert crowded(Path(f"rollouts/room{n}/file.py") for n in range(11)) == {"rollouts": 11}
+
+
+def test_production_python_stays_below_its_ceiling() -> None:
+    """A capability pays for its place: what a new part makes superfluous goes in the same change."""
+    product = [path for path in source_files() if path.relative_to(ROOT).parts[0] in HOUSES]
+    lines = sum(len(path.read_bytes().splitlines()) for path in product)
+    assert 50_000 < lines < 92_000
