@@ -18,9 +18,10 @@ from inspector.api.callers import named_tokenizer, project_for
 from inspector.runs.jobs.job_views import offered_file
 from inspector.runs.launches.import_views import start_import
 from inspector.runs.training.gap_page import GapPage, gap_of
+from inspector.trajectories.forks_page import ForksPage
 from inspector.web.access import access, reader_of, require
 from inspector.web.forms import NO_TOKENIZER, ImportForm
-from inspector.web.twins import ApiProblem, Page
+from inspector.web.twins import ApiProblem, Page, some_fields
 from rollouts.jobs import diagnosis, forks, gap_reports, launch
 from rollouts.jobs.broker import send_job
 from rollouts.jobs.exports import exports
@@ -33,7 +34,7 @@ from rollouts.store.jobs.jobs import ask_job
 from rollouts.store.models import Job, Role, Run, StoredTrajectory
 from rollouts.store.parameters import Count, StatusName, Text
 from rollouts.store.people.visible_objects import find_visible_job, find_visible_run, visible_jobs
-from rollouts.store.runs.forks import BreakEffect, ForkFigures, effects_of, fork_figures, forks_of
+from rollouts.store.runs.forks import effects_of, fork_figures, forks_of
 from rollouts.store.runs.runs import choose_tokenizer
 from rollouts.store.trajectory_filters import FilterParameters, TrajectoryFilters
 
@@ -144,14 +145,9 @@ def launch_run(request: HttpRequest, asked: LaunchAsked) -> HttpResponse:
     return answer(whole_run(_again(request, run)), 201)
 
 
-@dataclass(frozen=True)
-class ForksAnswer(Page):
-    """What the policy would have done otherwise."""
-
-    forks: list[ForkFigures]
-    """The newest forks, with their continuations."""
-    effects: list[BreakEffect]
-    """Of the breaks whose two sides are among them."""
+ForksAnswer: Any = some_fields(
+    ForksPage, "ForksAnswer", "What the policy would have done otherwise.", "forks effects"
+)
 
 
 @router.get("/trajectories/{code}/forks", response=ForksAnswer, openapi_extra=extra())
