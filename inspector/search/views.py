@@ -146,22 +146,13 @@ class GoPlace(Page):
     """Its address."""
 
 
-@dataclass(frozen=True)
-class GoPage(Page):
-    """The places whose names hold what was typed."""
-
-    q: str
-    """What was typed; without it the newest runs and the pages are listed."""
-    places: list[GoPlace]
-    """At most six of a group."""
-
-
 @require_safe
 @never_cache
 def go(request: HttpRequest) -> HttpResponse:
-    """`?q=`: parts of a name, in any order. At most three queries beside those of the login."""
+    """`?q=`: parts of a name, in any order; without them the newest runs and the pages are listed. At most three
+    queries beside those of the login."""
     text = " ".join(request.GET.get("q", "").replace("\0", "").split())[:MAX_TEXT]
-    value = GoPage(text, [*_runs_and_trajectories(request, text), *_pages(request, text)])
+    value = {"q": text, "places": [*_runs_and_trajectories(request, text), *_pages(request, text)]}
     template = "search/_go.html" if is_fragment(request, "go-list") else "search/go.html"
     return page(request, template, value)
 
