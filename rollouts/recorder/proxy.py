@@ -237,7 +237,8 @@ class Recorder:
         self._room.grow(len(body) - declared)
         if amended is not None:
             headers["Accept-Encoding"] = "identity"
-        call = Call(caller.session, body, dialect, caller.agent)
+        session, agent = caller
+        call = Call(session, body, dialect, agent)
         try:
             async with self._session.post(
                 url, data=amended.body if amended else body, headers=headers, allow_redirects=False
