@@ -16,7 +16,7 @@ from inspector.runs.run_values import RunValues
 from inspector.web.access import access
 from inspector.web.twins import Page
 from rollout_inspector.text.html.text import text_html
-from rollouts.jobs.search import INDEXES, SearchedPart, SearchHit, SearchQuestion, search
+from rollouts.jobs.search import SearchedPart, SearchHit, SearchQuestion, search
 from rollouts.store.models import Run
 from rollouts.store.runs.muted import muted_in_runs
 from rollouts.store.runs.runs import RunFilters, visible_runs
@@ -140,8 +140,6 @@ class SearchPage(Page):
     """Sentences about what could not be searched."""
     runs: list[RunValues]
     """Runs by name, model or code, in the first part of a search of metadata in all runs."""
-    index: str
-    """Which index of the database serves it."""
 
 
 def asked_of(params: Mapping[str, str], filters: TrajectoryFilters) -> SearchQuestion | None:
@@ -168,7 +166,6 @@ def search_page(
     return SearchPage(
         run.code if run is not None else None, question.by, question.text or question.filters.kind,
         _results(part.results), part.complete, part.next or None, part.done, part.total, part.notes, runs,
-        INDEXES[question.by],
     ), part
 
 
@@ -180,4 +177,4 @@ def _results(found: Sequence[SearchHit]) -> list[SearchResult]:
 
 def nothing_asked(run: Run | None) -> SearchPage:
     """The page before anything is searched for."""
-    return SearchPage(run.code if run is not None else None, "", "", [], True, None, 0, 0, [], [], "")
+    return SearchPage(run.code if run is not None else None, "", "", [], True, None, 0, 0, [], [])
