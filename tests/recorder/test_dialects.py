@@ -289,7 +289,7 @@ def test_a_packed_request_that_is_answered_is_not_lost_silently(run: Run, tmp_pa
 
 def test_settings_that_are_missing_are_not_put_elsewhere() -> None:
     amended = wire.amend(DIALECTS["/inference/v1/generate"], b'{"token_ids": [1]}', logprobs=True)
-    assert amended is not None and json.loads(amended.body) == {
+    assert amended is not None and json.loads(amended[0]) == {
         "token_ids": [1], "return_token_ids": True, "sampling_params": {"logprobs": 0},
     }
 
