@@ -27,7 +27,7 @@ from rollouts.jobs.exports.exports import is_offered
 from rollouts.jobs.opened import fill
 from rollouts.store.jobs.jobs import JOB_KINDS, is_active
 from rollouts.store.models import Job, Role, Run, StoredTrajectory, TemplateCheck
-from rollouts.store.paging import CursorPart
+from rollouts.store.paging import ListPart
 from rollouts.store.parameters import Text, among, listed, storable
 from rollouts.store.people.visible_objects import find_visible_check, find_visible_run, find_visible_trajectory
 from rollouts.store.trajectories.trajectory_parts import RowSummary, StepSummary
@@ -158,9 +158,10 @@ class AnswerPart(Page, Generic[T]):
     """What ``cursor`` takes for the following part; null on the last."""
 
     @classmethod
-    def of(cls, part: CursorPart[U], line: Callable[[U], T]) -> AnswerPart[T]:
+    def of(cls, part: ListPart[U], line: Callable[[U], T]) -> AnswerPart[T]:
         """The lines of a part of the store."""
-        return cls([line(item) for item in part.items], part.next or None)
+        items, following = part
+        return cls([line(item) for item in items], following)
 
 
 def conditional(

@@ -196,7 +196,7 @@ def import_files(request: HttpRequest, files: File[list[UploadedFile]], asked: F
     if run is None:
         errors = form.sentences()
         raise ApiProblem(422, next(iter(errors.values()))[0], errors)
-    jobs = visible_jobs(access(request), {"run__code": run.code}, "", 1).items
+    jobs = visible_jobs(access(request), {"run__code": run.code}, "", 1)[0]
     return answer(ImportBegun(whole_run(_again(request, run)), job_answer(jobs[0]) if jobs else None), 202)
 
 

@@ -161,8 +161,8 @@ def search_page(
         part = search(access(request), question, run, cursor, limit, SECONDS, project)
     runs = []
     if question.by == "metadata" and run is None and not cursor:
-        runs_part = visible_runs(access(request), RunFilters(text=question.text, project=project), "", MAX_RUNS)
-        runs = [RunValues.of(stored_run) for stored_run in runs_part.items]
+        found, _ = visible_runs(access(request), RunFilters(text=question.text, project=project), "", MAX_RUNS)
+        runs = [RunValues.of(stored_run) for stored_run in found]
     return SearchPage(
         run.code if run is not None else None, question.by, question.text or question.filters.kind,
         _results(part.results), part.complete, part.next or None, part.done, part.total, part.notes, runs,

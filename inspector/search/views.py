@@ -159,11 +159,11 @@ def go(request: HttpRequest) -> HttpResponse:
 
 def _runs_and_trajectories(request: HttpRequest, text: str) -> Iterator[GoPlace]:
     reader = access(request)
-    for run in visible_runs(reader, RunFilters(text=text), "", EACH).items:
+    for run in visible_runs(reader, RunFilters(text=text), "", EACH)[0]:
         about = " · ".join(filter(None, (project_name(request, run.project_id), run.kind, run.model, run.code)))
         yield GoPlace("Runs", run.name, about, reverse("run", args=[run.code]))
     if len(text) > 1:
-        newest = visible_runs(reader, RunFilters(), "", NEWEST).items
+        newest = visible_runs(reader, RunFilters(), "", NEWEST)[0]
         for trajectory in trajectories_named(reader, newest, text, EACH):
             url = reverse("trajectory", args=[trajectory.code])
             yield GoPlace("Trajectories", trajectory.external_id, f"{trajectory.run.name} · {trajectory.code}", url)
