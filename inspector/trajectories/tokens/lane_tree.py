@@ -6,6 +6,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
+from django.utils.text import get_text_list
+
+from inspector.html.inspector_tags import plural
 from inspector.trajectories.place import PagePlace
 from inspector.trajectories.tokens.findings import DrawnFinding
 from inspector.trajectories.tokens.turns import stored_json
@@ -190,7 +193,7 @@ def words_of(lane: Lane, lanes: Sequence[Lane], is_growing: bool) -> str:
     if lane.leaves is not None:
         words.append(_leaving_text(lane.leaves, lanes))
     trained = "" if lane.n_trained is None else f", {lane.n_trained:,} trained"
-    words.append(f"{_count(lane.n_tokens, 'token')} of its own, {lane.n_sampled:,} sampled{trained}")
+    words.append(f"{plural(lane.n_tokens, 'token')} of its own, {lane.n_sampled:,} sampled{trained}")
     return "; ".join(words)
 
 
@@ -228,31 +231,27 @@ def _steps_text(steps: Sequence[int]) -> str:
     return f"step{'s' * (len(steps) > 1)} {', '.join(pieces[:6])}{more}"
 
 
-def _count(n: int, noun: str) -> str:
-    return f"{n:,} {noun}{'s' * (n != 1)}"
-
-
 def sentence_of(trajectory: StoredTrajectory, lanes: Sequence[Lane], rows: Sequence[RowSummary]) -> str:
     """What the tree is made of, in one sentence."""
     n_calls = sum(len(lane.steps) for lane in lanes)
     so_far = " so far" * is_active(trajectory)
     if all(row.follows_steps for row in rows):
-        head = f"{_count(n_calls, 'engine call')} made {_count(len(rows), 'row')}{so_far}"
+        head = f"{plural(n_calls, 'engine call')} made {plural(len(rows), 'row')}{so_far}"
     else:
-        lanes_text = _count(len(lanes), "lane")
+        lanes_text = plural(len(lanes), "lane")
         head = (
-            f"{_count(n_calls, 'engine call')} form {lanes_text}{so_far}; the source holds {_count(len(rows), 'row')}"
+            f"{plural(n_calls, 'engine call')} form {lanes_text}{so_far}; the source holds {plural(len(rows), 'row')}"
         )
     groups: dict[str, list[Lane]] = {}
     for lane in lanes:
         groups.setdefault(lane.label, []).append(lane)
-    return f"{head}: {_listed([_group_text(lanes_of_group) for lanes_of_group in groups.values()])}."
+    return f"{head}: {get_text_list([_group_text(lanes_of_group) for lanes_of_group in groups.values()], 'and')}."
 
 
 def _group_text(group: Sequence[Lane]) -> str:
     lane, n = group[0], len(group)
     calls = sum(len(other.steps) for other in group)
-    of_calls = f" of {_count(calls, 'call')}"
+    of_calls = f" of {plural(calls, 'call')}"
     number = "one" if n == 1 else f"{n:,}"
     if lane.kind is LaneKind.FIRST:
         return f"the first lane{of_calls}"
@@ -273,7 +272,3 @@ def _group_text(group: Sequence[Lane]) -> str:
     if lane.kind is LaneKind.DUPLICATE:
         return f"{number} duplicate call{'s' * (n > 1)}"
     return f"{number} lane{'s' * (n > 1)}{of_calls} whose cause is not named"
-
-
-def _listed(words: Sequence[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
