@@ -155,7 +155,7 @@ def subject(access: Access, params: QueryDict) -> tuple[Run | None, TemplateChec
     kwargs = _value(step.template_kwargs if step else None, dict) or run.settings.get("template_kwargs") or {}
     tools = _value(step.tools if step else None, list)
     question = template_checks.question_of(tools, kwargs)
-    check_code = template_checks.code_of(run.project, run.tokenizer, chat_template, question)
+    check_code = template_checks.code_of(run.project, run.tokenizer, chat_template.sha256, question)
     return run, find_check(check_code, report=False), {
         **filled_in(run.tokenizer, chat_template),
         "tools": json.dumps(tools, indent=1, ensure_ascii=False) if tools else "",
