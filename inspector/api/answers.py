@@ -21,7 +21,7 @@ from inspector.trajectories.frame import fingerprint
 from inspector.trajectories.tokens.findings import FindingValues
 from inspector.trajectories.views import PAGE_VERSION
 from inspector.web.access import access, require
-from inspector.web.twins import MEDIA_TYPE, ApiProblem, Page, json_page, some_fields
+from inspector.web.twins import MEDIA_TYPE, ApiProblem, Page, from_columns, json_page, some_fields
 from rollout_inspector.refusal import Remedy, Words
 from rollouts.jobs.exports.exports import is_offered
 from rollouts.jobs.opened import fill
@@ -307,9 +307,8 @@ class RowValues(Page):
     @classmethod
     def of(cls, row: RowSummary, columns: dict[int, list[str]]) -> RowValues:
         """A row, and the names of the columns of each row."""
-        names = columns.get(row.index, [])
-        return cls(row.index, row.n_tokens, row.n_trained, row.follows_steps, sorted(row.steps), names,
-                   row.key is not None)
+        names, is_stored = columns.get(row.index, []), row.key is not None
+        return from_columns(cls, row, steps=sorted(row.steps), columns=names, is_stored=is_stored)
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ class Command(TerminalCommand):
             body = {
                 "machines": [asdict(machine) for machine in machines],
                 "old": _old_rows(),
-                "differences": [{"sentence": said, "is_harmful": is_harmful} for said, is_harmful in all_differences],
+                "differences": [{"sentence": text, "is_harmful": is_harmful} for text, is_harmful in all_differences],
             }
             self.stdout.write(json.dumps(body))
         else:
