@@ -8,7 +8,6 @@ from typing import Any
 
 from django.utils.text import get_text_list
 
-from inspector.html.inspector_tags import plural
 from inspector.trajectories.place import PagePlace
 from inspector.trajectories.tokens.findings import DrawnFinding
 from inspector.trajectories.tokens.turns import stored_json
@@ -193,7 +192,7 @@ def words_of(lane: Lane, lanes: Sequence[Lane], is_growing: bool) -> str:
     if lane.leaves is not None:
         words.append(_leaving_text(lane.leaves, lanes))
     trained = "" if lane.n_trained is None else f", {lane.n_trained:,} trained"
-    words.append(f"{plural(lane.n_tokens, 'token')} of its own, {lane.n_sampled:,} sampled{trained}")
+    words.append(f"{_count(lane.n_tokens, 'token')} of its own, {lane.n_sampled:,} sampled{trained}")
     return "; ".join(words)
 
 
@@ -231,16 +230,20 @@ def _steps_text(steps: Sequence[int]) -> str:
     return f"step{'s' * (len(steps) > 1)} {', '.join(pieces[:6])}{more}"
 
 
+def _count(n: int, noun: str) -> str:
+    return f"{n:,} {noun}{'s' * (n != 1)}"
+
+
 def sentence_of(trajectory: StoredTrajectory, lanes: Sequence[Lane], rows: Sequence[RowSummary]) -> str:
     """What the tree is made of, in one sentence."""
     n_calls = sum(len(lane.steps) for lane in lanes)
     so_far = " so far" * is_active(trajectory)
     if all(row.follows_steps for row in rows):
-        head = f"{plural(n_calls, 'engine call')} made {plural(len(rows), 'row')}{so_far}"
+        head = f"{_count(n_calls, 'engine call')} made {_count(len(rows), 'row')}{so_far}"
     else:
-        lanes_text = plural(len(lanes), "lane")
+        lanes_text = _count(len(lanes), "lane")
         head = (
-            f"{plural(n_calls, 'engine call')} form {lanes_text}{so_far}; the source holds {plural(len(rows), 'row')}"
+            f"{_count(n_calls, 'engine call')} form {lanes_text}{so_far}; the source holds {_count(len(rows), 'row')}"
         )
     groups: dict[str, list[Lane]] = {}
     for lane in lanes:
@@ -251,7 +254,7 @@ def sentence_of(trajectory: StoredTrajectory, lanes: Sequence[Lane], rows: Seque
 def _group_text(group: Sequence[Lane]) -> str:
     lane, n = group[0], len(group)
     calls = sum(len(other.steps) for other in group)
-    of_calls = f" of {plural(calls, 'call')}"
+    of_calls = f" of {_count(calls, 'call')}"
     number = "one" if n == 1 else f"{n:,}"
     if lane.kind is LaneKind.FIRST:
         return f"the first lane{of_calls}"
