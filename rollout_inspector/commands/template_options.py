@@ -4,9 +4,7 @@ from argparse import ArgumentParser
 from collections.abc import Iterator
 from pathlib import Path
 
-from rollout_inspector.commands.tokenizer_options import (
-    RENDERER, load_tokenizer, package_renderer, template_text
-)
+from rollout_inspector.commands.tokenizer_options import RENDERER, load_tokenizer, package_renderer, template_text
 from rollout_inspector.guard.checked_templates import NamedTemplate
 from rollout_inspector.refusal import Refusal
 

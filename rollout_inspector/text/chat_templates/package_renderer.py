@@ -10,6 +10,8 @@ from copy import deepcopy
 from importlib.metadata import version
 from typing import Any
 
+import numpy as np
+
 from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.interfaces import Conversation
 from rollout_inspector.streams.recorded_renders import NOW
@@ -48,16 +50,13 @@ class PackageRenderer(TemplateRenderer):
         self.name = name
         self._codec = tokenizer
         self._config: Any = config_from_name(name)
+        self.reads_clock = _DATE in self._config.template_field_names()
         self._made: dict[str, Any] = {}
 
     @property
-    def reads_clock(self) -> bool:
-        return _DATE in self._config.template_field_names()
-
-    @property
     def notes(self) -> list[str]:
-        says = "is" if self._renderer(None).is_prefix_stable else "may not be"
-        return [f"Rendered by {self.chat_template}, which says of itself that it {says} prefix-stable."]
+        claim = "is" if self._renderer(None).is_prefix_stable else "may not be"
+        return [f"Rendered by {self.chat_template}, which says of itself that it {claim} prefix-stable."]
 
     def render_many(self, conversations: Sequence[Conversation], lines: bool = False) -> list[Rendered]:
         """One outcome for each conversation, with its ids; nothing tells which line wrote what."""
@@ -93,22 +92,19 @@ class PackageRenderer(TemplateRenderer):
     def parse(
         self, prompt_ids: Ids, completion_ids: Ids, tools: Tools = None, kwargs: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        """The assistant message of a completion, calls that are not well-formed left out."""
+        """The assistant message of a completion up to its first stop token, without calls that are not well-formed."""
         renderer = self._renderer(kwargs)
-        parsed = renderer.parse_response(completion_ids.tolist(), tools=deepcopy(tools), prompt_ids=prompt_ids.tolist())
+        stops = np.flatnonzero(np.isin(completion_ids, renderer.get_stop_token_ids()))
+        ids = completion_ids[: stops[0] + 1].tolist() if len(stops) else completion_ids.tolist()
+        parsed = renderer.parse_response(ids, tools=deepcopy(tools), prompt_ids=prompt_ids.tolist())
         message: dict[str, Any] = {"role": "assistant", "content": parsed.content}
         if parsed.reasoning_content:
             message["reasoning_content"] = parsed.reasoning_content
         calls = [
-            {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            | ({"id": call.id} if call.id else {})
+            {"type": "function", "id": call.id, "function": {"name": call.name, "arguments": call.arguments}}
             for call in parsed.tool_calls if call.status == "ok"
         ]
         return message | ({"tool_calls": calls} if calls else {})
-
-    def stop_ids(self, kwargs: Mapping[str, Any] | None = None) -> list[int]:
-        """The ids at which the model stops."""
-        return list(self._renderer(kwargs).get_stop_token_ids())
 
     def bridge(self, kwargs: Mapping[str, Any]) -> Extends:
         """What extends a stream under these template kwargs."""

@@ -4,10 +4,7 @@ renderer is found by what it renders. A model's name would be wrong for a fine-t
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-
 from rollout_inspector.streams.interfaces import Conversation, Renderer, RenderFailed
-from rollout_inspector.streams.recorded_renders import NOW
 from rollout_inspector.streams.strategies.appending import Bridge
 from rollout_inspector.streams.strategies.protocol import Extends, StrategyRefused
 from rollout_inspector.streams.trajectory import Message
@@ -71,14 +68,13 @@ def _find(tokenizer: LoadedTokenizer, renderer: Renderer, kwargs: Mapping[str, A
     for messages, tools in PROBES:
         conversation = Conversation(messages, tools, kwargs, True)
         try:
-            expected.append(renderer.render_ids(conversation))
+            expected.append(renderer.render_ids(conversation).tolist())
         except RenderFailed:
             continue  # not every template takes tools or a system message
         conversations.append(conversation)
     for name in sorted({*renderer_names()} - _LEFT_OUT) if expected else ():
-        candidate = PackageRenderer(tokenizer, name)
-        renders = candidate.render_many(conversations)
-        if all(render.ids is not None and np.array_equal(render.ids, ids) for render, ids in zip(renders, expected, strict=True)):
+        renders = (candidate := PackageRenderer(tokenizer, name)).render_many(conversations)
+        if [None if render.ids is None else render.ids.tolist() for render in renders] == expected:
             return candidate.bridge(kwargs)
     return (
         "No renderer of the package renderers writes what this chat template writes, so none may extend its stream. "

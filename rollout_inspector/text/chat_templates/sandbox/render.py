@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 from rollout_inspector.streams.interfaces import Codec, Conversation, RenderFailed
 from rollout_inspector.streams.recorded_renders import NOW
-from rollout_inspector.streams.strategies.protocol import Extends, Tools
-from rollout_inspector.streams.trajectory import Ids
+from rollout_inspector.streams.strategies.protocol import Extends
+from rollout_inspector.streams.trajectory import Ids, Message
 from rollout_inspector.text.chat_templates.jinja_source.scan import switches
 from rollout_inspector.text.chat_templates.sandbox import client
 from rollout_inspector.text.processes import Faults
@@ -41,7 +41,7 @@ class TemplateRenderer:
 
     notes: Sequence[str] = ()  # What a report says of it.
     bridge: Callable[[Mapping[str, Any]], Extends] | None = None  # What extends a stream; None = a template cannot.
-    parse: Callable[[Ids, Ids, Tools], dict[str, Any]] | None = None  # What reads a reply; None = a template cannot.
+    parse: Callable[..., Message] | None = None  # What reads a reply; None = a template cannot.
 
     def __init__(
         self, tokenizer: TemplateTokenizer | None, chat_template: str, now: str = "", faults: Faults | None = None
@@ -50,6 +50,7 @@ class TemplateRenderer:
         self.tokenizer = tokenizer
         self.chat_template = chat_template
         self.chat_template_sha256 = hashlib.sha256(chat_template.encode("utf-8", "surrogatepass")).hexdigest()
+        self.reads_clock = "strftime_now" in chat_template  # Whether a render may hold today's date.
         self._clock = {NOW: now} if now else {}
         self._faults = faults or Faults()
         self._recent: dict[str, _Render] = {}
@@ -90,11 +91,6 @@ class TemplateRenderer:
         if fault := next((outcome for outcome in outcomes if outcome.spoils), None):
             self._faults.add(fault.error)
         return outcomes
-
-    @property
-    def reads_clock(self) -> bool:
-        """Whether a render may hold today's date."""
-        return "strftime_now" in self.chat_template
 
     @property
     def refusal(self) -> str:
