@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 def add_tokenizer_options(parser: ArgumentParser) -> None:
     """Adds both options to a parser."""
     parser.add_argument("--tokenizer", metavar="DIR", help="the folder that holds the tokenizer.json of the policy")
-    parser.add_argument("--chat-template", metavar="FILE", help="a Jinja file or renderer:NAME; default: its own")
+    about = "a Jinja file, or renderer:NAME; default: the tokenizer's own"
+    parser.add_argument("--chat-template", metavar="FILE", help=about)
 
 
 RENDERER = "renderer:"

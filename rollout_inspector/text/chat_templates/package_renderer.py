@@ -1,8 +1,5 @@
-"""A renderer of the optional package ``renderers`` in place of a chat template, for models that have none.
-
-It is installed code, as the library of an engine is: it runs in this process, and nothing limits it. The tokenizer that
-it asks stays in its limited process.
-"""
+"""A renderer of the optional package ``renderers`` in place of a chat template, for models that have none. It is
+installed code, so it runs in this process and nothing limits it. The tokenizer that it asks stays in its own."""
 
 import importlib.util
 from collections.abc import Mapping, Sequence
@@ -21,16 +18,12 @@ from rollout_inspector.text.chat_templates.sandbox.client import Rendered
 from rollout_inspector.text.chat_templates.sandbox.render import TemplateRenderer
 from rollout_inspector.text.tokenizers import LoadedTokenizer
 
-_DATE = "conversation_start_date"  # The field of a renderer that writes today's date.
-
 
 def renderer_names() -> list[str]:
     """The renderers of the package by name, without the one that renders by a chat template. Raises
     :class:`Refusal` where the package is not installed."""
     if importlib.util.find_spec("renderers") is None:
-        raise Refusal(
-            "The optional package renderers is not installed. Install it: pip install 'rollout-inspector[renderers]'"
-        )
+        raise Refusal("The package renderers is not installed. Install it: pip install 'rollout-inspector[renderers]'")
     from renderers.base import RENDERER_REGISTRY, _populate_registry
 
     _populate_registry()
@@ -41,16 +34,16 @@ class PackageRenderer(TemplateRenderer):
     """A renderer by its name. It writes ids: the text of a render is what they decode to. ``chat_template`` says which
     renderer of which version it is. Raises :class:`Refusal` for a name that the package does not have."""
 
-    def __init__(self, tokenizer: LoadedTokenizer, name: str, now: str = "") -> None:
+    def __init__(self, tokenizer: LoadedTokenizer, name: str) -> None:
         if name not in (names := renderer_names()):
             raise Refusal(f"The package renderers has no renderer {name!r}. It has: {', '.join(names)}.")
         from renderers.configs import config_from_name
 
-        super().__init__(tokenizer, f"renderer:{name} of renderers {version('renderers')}", now)
+        super().__init__(tokenizer, f"renderer:{name} of renderers {version('renderers')}")
         self.name = name
         self._codec = tokenizer
         self._config: Any = config_from_name(name)
-        self.reads_clock = _DATE in self._config.template_field_names()
+        self.reads_clock = "conversation_start_date" in self._config.template_field_names()
         self._made: dict[str, Any] = {}
 
     @property
@@ -60,7 +53,7 @@ class PackageRenderer(TemplateRenderer):
 
     def render_many(self, conversations: Sequence[Conversation], lines: bool = False) -> list[Rendered]:
         """One outcome for each conversation, with its ids; nothing tells which line wrote what."""
-        return [self._rendered(conversation) for conversation in conversations]
+        return [*map(self._rendered, conversations)]
 
     def _rendered(self, conversation: Conversation) -> Rendered:
         try:
@@ -68,9 +61,8 @@ class PackageRenderer(TemplateRenderer):
         except Exception as error:  # it is written for another vocabulary, or wants files that are not here
             return Rendered(error=f"The renderer {self.name} cannot be made: {error}", kind="forbidden")
         try:
-            messages, tools = deepcopy((list(conversation.messages), conversation.tools))
-            prompted = conversation.add_generation_prompt
-            ids = ids_array(renderer.render_ids(messages, tools=tools, add_generation_prompt=prompted))
+            messages, tools, _, prompted = deepcopy(conversation)
+            ids = ids_array(renderer.render_ids([*messages], tools=tools and [*tools], add_generation_prompt=prompted))
         except Exception as error:  # it may fail on a message that its model never saw
             return Rendered(error=f"The renderer raises: {type(error).__name__}: {error}", kind="raises")
         ids.flags.writeable = False
@@ -80,9 +72,9 @@ class PackageRenderer(TemplateRenderer):
         """The object of the package under these template kwargs."""
         from renderers.base import create_renderer, merge_chat_template_kwargs
 
-        arguments = {**self._clock, **(kwargs or {})}
+        arguments = dict(kwargs or {})
         if (now := arguments.pop(NOW, None)) and self.reads_clock:
-            arguments.setdefault(_DATE, str(now)[:10])
+            arguments.setdefault("conversation_start_date", str(now)[:10])
         key = repr(sorted(arguments.items(), key=repr))
         if key not in self._made:
             config = merge_chat_template_kwargs(self._config, arguments)
@@ -96,7 +88,7 @@ class PackageRenderer(TemplateRenderer):
         renderer = self._renderer(kwargs)
         stops = np.flatnonzero(np.isin(completion_ids, renderer.get_stop_token_ids()))
         ids = completion_ids[: stops[0] + 1].tolist() if len(stops) else completion_ids.tolist()
-        parsed = renderer.parse_response(ids, tools=deepcopy(tools), prompt_ids=prompt_ids.tolist())
+        parsed = renderer.parse_response(ids, tools=tools and deepcopy([*tools]), prompt_ids=prompt_ids.tolist())
         message: dict[str, Any] = {"role": "assistant", "content": parsed.content}
         if parsed.reasoning_content:
             message["reasoning_content"] = parsed.reasoning_content
@@ -118,8 +110,7 @@ class _Bridge:
     def extend(self, prompt_ids: Ids, completion_ids: Ids, messages: Sequence[Message], tools: Tools) -> Ids | None:
         try:
             extended = self._renderer.bridge_to_next_turn(
-                prompt_ids.tolist(), completion_ids.tolist(), [dict(message) for message in messages],
-                tools=None if tools is None else [dict(tool) for tool in tools],
+                prompt_ids.tolist(), completion_ids.tolist(), deepcopy([*messages]), tools=tools and deepcopy([*tools])
             )
         except Exception:  # it may fail on a message that its model never saw
             return None
@@ -145,8 +136,6 @@ class _Tokenizer:
     def decode(self, token_ids: Sequence[int], **_: Any) -> str:
         return self._tokenizer.decode(token_ids)
 
-    def convert_tokens_to_ids(self, tokens: Any) -> Any:
-        if not isinstance(tokens, str):
-            return [self.convert_tokens_to_ids(token) for token in tokens]
-        token_id = self._tokenizer.token_id(tokens)
+    def convert_tokens_to_ids(self, token: str) -> int | None:
+        token_id = self._tokenizer.token_id(token)
         return self.unk_token_id if token_id is None else token_id

@@ -1,7 +1,7 @@
 """The optional package ``renderers``: finds the hand-written renderer that writes what a chat template writes. The
 renderer is found by what it renders. A model's name would be wrong for a fine-tune or another template."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rollout_inspector.streams.interfaces import Conversation, Renderer, RenderFailed
@@ -9,6 +9,7 @@ from rollout_inspector.streams.strategies.appending import Bridge
 from rollout_inspector.streams.strategies.protocol import Extends, StrategyRefused
 from rollout_inspector.streams.trajectory import Message
 from rollout_inspector.text.chat_templates.package_renderer import PackageRenderer, renderer_names
+from rollout_inspector.text.chat_templates.probes.message_shape import CALC, TOOLS, MessageShape, Tool
 from rollout_inspector.text.tokenizers import LoadedTokenizer
 
 _LEFT_OUT = {"gpt-oss"}  # It fetches a vocabulary from the network.
@@ -16,29 +17,17 @@ _LEFT_OUT = {"gpt-oss"}  # It fetches a vocabulary from the network.
 MAX_KEPT = 64
 _found: dict[tuple[str, str, str], Extends | str] = {}
 
-_TOOL = {
-    "type": "function",
-    "function": {
-        "name": "calc",
-        "description": "Computes.",
-        "parameters": {"type": "object", "properties": {"expr": {"type": "string"}}, "required": ["expr"]},
-    },
-}
-_CALL = {"id": "abcdefghi", "type": "function", "function": {"name": "calc", "arguments": {"expr": "2+2"}}}
+_SHAPE = MessageShape(ids=True)
 _ASKED: list[Message] = [{"role": "user", "content": "What's 2+2?"}]
-_CALLED: list[Message] = [
-    *_ASKED,
-    {"role": "assistant", "content": "", "tool_calls": [_CALL]},
-    {"role": "tool", "name": "calc", "tool_call_id": "abcdefghi", "content": "4"},
-]
+_CALLED: list[Message] = [*_ASKED, _SHAPE.call((CALC, {"expr": "2+2"})), _SHAPE.result(CALC, "4")]
 _TALKED: list[Message] = [
     {"role": "system", "content": "Be short."},
     *_ASKED,
     {"role": "assistant", "content": "4."},
     {"role": "user", "content": "And 3+3?"},
 ]
-PROBES: tuple[tuple[list[Message], list[dict[str, Any]] | None], ...] = (
-    (_ASKED, None), (_TALKED, None), (_ASKED, [_TOOL]), (_CALLED, [_TOOL]),
+PROBES: tuple[tuple[list[Message], Sequence[Tool] | None], ...] = (
+    (_ASKED, None), (_TALKED, None), (_ASKED, TOOLS), (_CALLED, TOOLS),
 )
 
 

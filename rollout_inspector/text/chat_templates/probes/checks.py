@@ -183,8 +183,8 @@ def check(
     renderer: TemplateRenderer | None = None,
 ) -> CheckReport:
     """Check a chat template; without a tokenizer at the level of text, characters in place of tokens. ``now``: an ISO
-    date and time that templates with a clock are told; empty = the real one. ``renderer``: takes the place of the template. Raises
-    :class:`RenderFailed` when the template cannot be rendered at all: a syntax error, no end, no memory."""
+    date and time that templates with a clock are told; empty = the real one. ``renderer``: takes the template's place.
+    Raises :class:`RenderFailed` when nothing can be rendered at all: a syntax error, no end, no memory."""
     renderer = renderer or TemplateRenderer(tokenizer, chat_template, now)
     if problem := cannot_render(renderer, tools, kwargs):
         raise RenderFailed(problem)

@@ -1,4 +1,4 @@
-"""Does a renderer read what it writes? ``parse(render(m)) = m`` and ``render(parse(ids)) = ids``, on replies of probes."""
+"""Does a renderer read what it writes? ``parse(render(m)) = m`` and ``render(parse(ids)) = ids`` for each reply."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
