@@ -46,11 +46,6 @@ class PackageRenderer(TemplateRenderer):
         self.reads_clock = "conversation_start_date" in self._config.template_field_names()
         self._made: dict[str, Any] = {}
 
-    @property
-    def notes(self) -> list[str]:
-        claim = "is" if self._renderer(None).is_prefix_stable else "may not be"
-        return [f"Rendered by {self.chat_template}, which says of itself that it {claim} prefix-stable."]
-
     def render_many(self, conversations: Sequence[Conversation], lines: bool = False) -> list[Rendered]:
         """One outcome for each conversation, with its ids; nothing tells which line wrote what."""
         return [*map(self._rendered, conversations)]
@@ -78,7 +73,9 @@ class PackageRenderer(TemplateRenderer):
         key = repr(sorted(arguments.items(), key=repr))
         if key not in self._made:
             config = merge_chat_template_kwargs(self._config, arguments)
-            self._made[key] = create_renderer(_Tokenizer(self._codec), config)
+            made = self._made[key] = create_renderer(_Tokenizer(self._codec), config)
+            claim = "is" if made.is_prefix_stable else "may not be"
+            self.notes = [f"Rendered by {self.chat_template}, which says of itself that it {claim} prefix-stable."]
         return self._made[key]
 
     def parse(
@@ -131,7 +128,7 @@ class _Tokenizer:
         return None if text is None else self._tokenizer.token_id(text)
 
     def encode(self, text: str, **_: Any) -> list[int]:
-        return self._tokenizer.encode(text).tolist()
+        return list(map(int, self._tokenizer.encode(text)))
 
     def decode(self, token_ids: Sequence[int], **_: Any) -> str:
         return self._tokenizer.decode(token_ids)
