@@ -13,8 +13,7 @@ import pytest
 
 from rollout_inspector import formats
 from rollout_inspector.commands.main import main
-from rollout_inspector.formats import Source
-from rollout_inspector.formats.writers.exports import EXPORTS, write
+from rollout_inspector.formats import FORMATS, Source
 from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.interfaces import Conversation, RenderFailed
 from rollout_inspector.streams.strategies import STRATEGIES, Context, StrategyRefused
@@ -217,8 +216,7 @@ def test_each_strategy_runs_under_it_as_under_the_template(corpus: Path, slug: s
     assert prompts(renderer) == prompts(template)
 
 
-@pytest.mark.parametrize("slug", ["bridge", "tool_delta", "retokenize"])
-def test_mend_makes_the_rows_of_a_strategy_by_it(corpus: Path, tmp_path: Path, slug: str) -> None:
+def test_mend_extends_streams_by_it(corpus: Path, tmp_path: Path) -> None:
     """The harness rewrote the prompt of the second step, so the trajectory fails and is made again."""
     renderer = made(corpus, "qwen3")
     tokenizer: Any = renderer.tokenizer
@@ -233,12 +231,14 @@ def test_mend_makes_the_rows_of_a_strategy_by_it(corpus: Path, tmp_path: Path, s
         for messages, ids, sampled in ((asked, prompt, said), (answered, rewritten, tokenizer.encode("4.<|im_end|>")))
     ]
     path, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    write = FORMATS["own_jsonl"].write
+    assert write is not None
     with path.open("wb") as file:
-        write(EXPORTS["own_jsonl"], [Trajectory("one", tuple(steps))], file)
+        write([Trajectory("one", tuple(steps))], file)
     options = ["--tokenizer", str(tokenizer.path), "--chat-template", "renderer:qwen3"]
-    assert main(["mend", str(path), "-o", str(output), "--strategy", slug, *options]) == 0
+    assert main(["mend", str(path), "-o", str(output), "--strategy", "bridge", *options]) == 0
     (found,) = formats.read(Source.of_path(output))[1]
-    assert isinstance(found, Trajectory) and found.extra["mended"] == {"strategy": slug}
+    assert isinstance(found, Trajectory) and found.extra["mended"] == {"strategy": "bridge"}
     expected = np.concatenate([bridged, steps[1].completion_ids])
     assert [row.ids.tolist() for row in found.rows] == [expected.tolist()]
 
