@@ -44,7 +44,7 @@ class PackageRenderer(TemplateRenderer):
         self._codec = tokenizer
         self._config: Any = config_from_name(name)
         self.reads_clock = "conversation_start_date" in self._config.template_field_names()
-        self._made: dict[str, Any] = {}
+        self._renderers: dict[str, Any] = {}
 
     def render_many(self, conversations: Sequence[Conversation], lines: bool = False) -> list[Rendered]:
         """One outcome for each conversation, with its ids; nothing tells which line wrote what."""
@@ -71,12 +71,12 @@ class PackageRenderer(TemplateRenderer):
         if (now := arguments.pop(NOW, None)) and self.reads_clock:
             arguments.setdefault("conversation_start_date", str(now)[:10])
         key = repr(sorted(arguments.items(), key=repr))
-        if key not in self._made:
+        if key not in self._renderers:
             config = merge_chat_template_kwargs(self._config, arguments)
-            made = self._made[key] = create_renderer(_Tokenizer(self._codec), config)
-            claim = "is" if made.is_prefix_stable else "may not be"
+            renderer = self._renderers[key] = create_renderer(_Tokenizer(self._codec), config)
+            claim = "is" if renderer.is_prefix_stable else "may not be"
             self.notes = [f"Rendered by {self.chat_template}, which says of itself that it {claim} prefix-stable."]
-        return self._made[key]
+        return self._renderers[key]
 
     def parse(
         self, prompt_ids: Ids, completion_ids: Ids, tools: Tools = None, kwargs: Mapping[str, Any] | None = None

@@ -33,7 +33,7 @@ def _replies(cache: RenderCache, probes: Iterable[Probe]) -> Iterator[Probe]:
     thoughts: list[tuple[str, str, Message]] = [("", "", {})]
     if cache.form.reasoning:
         thoughts.append(("_reasoned", ", with reasoning", {cache.form.reasoning: "THINKX1 hm"}))
-    seen = set[str]()
+    keys = set[str]()
     for probe in (*probes, typed):
         messages = (*probe.before, *probe.appended)
         place = max(n for n, message in enumerate(messages) if message["role"] == "assistant" or not n)
@@ -44,8 +44,8 @@ def _replies(cache: RenderCache, probes: Iterable[Probe]) -> Iterator[Probe]:
                 tools=[*(cache.tools or TOOLS), _COUNT],  # without them, XML parsers guess the types of arguments
             )
             key = key_of(reply.conversations()[1])
-            if place and key not in seen:
-                seen.add(key)
+            if place and key not in keys:
+                keys.add(key)
                 yield reply
 
 
