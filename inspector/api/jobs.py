@@ -234,10 +234,11 @@ def replay_run(request: HttpRequest, code: str) -> HttpResponse:
     return _begin(request, run, run_replays.KIND.slug, {})
 
 
-@router.get("/runs/{code}/gap", response=GapPage, openapi_extra=extra())
-def get_gap(request: HttpRequest, code: str) -> HttpResponse:
-    """How far trainer and sampler are apart, and why: the stored report, or why there is none."""
-    return answer(gap_of(the_run(request, code)))
+@router.get("/runs/{code}/gap", response=GapPage, openapi_extra=extra(422))
+def get_gap(request: HttpRequest, code: str, teacher: bool | None = None) -> HttpResponse:
+    """How far trainer and sampler are apart, and why: the stored report, or why there is none. With ``teacher`` that of
+    a teacher's column."""
+    return answer(gap_of(the_run(request, code), teacher))
 
 
 @router.post("/runs/{code}/gap", response={200: JobAnswer, 202: JobAnswer}, openapi_extra=extra(409, 422))

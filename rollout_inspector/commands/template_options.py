@@ -4,7 +4,7 @@ from argparse import ArgumentParser
 from collections.abc import Iterator
 from pathlib import Path
 
-from rollout_inspector.commands.tokenizer_options import load_tokenizer, template_text
+from rollout_inspector.commands.tokenizer_options import RENDERER, load_tokenizer, package_renderer, template_text
 from rollout_inspector.guard.checked_templates import NamedTemplate
 from rollout_inspector.refusal import Refusal
 
@@ -17,7 +17,7 @@ def add_template_options(parser: ArgumentParser, n_paths: str) -> None:
     """Adds the paths of templates and the tokenizer of template files."""
     parser.add_argument(
         "paths", nargs=n_paths, metavar="TEMPLATE",
-        help="a tokenizer's folder, a template file (Jinja), or a folder of many of these",
+        help="a tokenizer's folder, a template file (Jinja), a folder of many of these, or renderer:NAME",
     )
     parser.add_argument("--tokenizer", metavar="DIR", help="of the template files; without it characters are compared")
 
@@ -43,7 +43,11 @@ def _below(place: Path, name: str) -> Iterator[str]:
 
 
 def load_template(path: str, tokenizer: str | None) -> NamedTemplate:
-    """The template of a tokenizer's folder, or of a file. Raises :class:`Refusal`."""
+    """The template of a tokenizer's folder or of a file, or a renderer. Raises :class:`Refusal`."""
+    if path.startswith(RENDERER):
+        loaded = load_tokenizer(tokenizer)
+        renderer = package_renderer(loaded, path)
+        return NamedTemplate(path, renderer.chat_template, loaded, renderer)
     if not Path(path).is_dir() and Path(path).name != "tokenizer.json":
         return NamedTemplate(path, template_text(path, "The chat template"), load_tokenizer(tokenizer))
     loaded = load_tokenizer(path, "")

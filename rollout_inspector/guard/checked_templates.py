@@ -20,6 +20,8 @@ PURPOSES = {
     "masks": Purpose.MASKS,
     "dates": Purpose.REPRODUCIBLE,
     "clients": Purpose.CLIENTS,
+    "parsed-messages": Purpose.PARSED_MESSAGES,
+    "parsed-ids": Purpose.PARSED_IDS,
 }
 """The word of an option -> the purpose that it names."""
 
@@ -31,6 +33,7 @@ class NamedTemplate:
     name: str
     text: str
     tokenizer: LoadedTokenizer | None = None
+    renderer: chat_templates.TemplateRenderer | None = None  # In place of the template; None = the text is one.
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +118,7 @@ def check_template(
     """Check a chat template; what cannot be rendered at all becomes an ``error``. ``now``: an ISO date and time that
     templates with a clock are told; empty = the real one."""
     try:
-        report = chat_templates.check(template.tokenizer, template.text, now=now)
+        report = chat_templates.check(template.tokenizer, template.text, now=now, renderer=template.renderer)
     except (RenderFailed, TokenizerUnusable) as error:
         return CheckedTemplate(template, tuple(purposes), error=str(error))
     return CheckedTemplate(template, tuple(purposes), report)
