@@ -81,7 +81,7 @@ def test_two_processes_write_the_bytes_of_one_and_find_what_check_finds(
     }
     found = pq.read_table(tmp_path / "one" / FINDINGS).to_pylist()
     assert [(one["kind"], one["line"], one["trajectory"], one["start"], one["stop"]) for one in found] == [
-        (one.finding.kind, one.place.line, one.place.trajectory, one.place.start, one.place.stop)
+        (one.finding.kind, one.line, one.trajectory, one.finding.start, one.finding.stop)
         for one in checked.found
     ]
     (unread,) = pq.read_table(tmp_path / "one" / UNREAD).to_pylist()
