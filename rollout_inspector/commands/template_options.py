@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rollout_inspector.commands.tokenizer_options import load_tokenizer, template_text
-from rollout_inspector.guard.checked_templates import NamedTemplate
 from rollout_inspector.refusal import Refusal
+from rollout_inspector.text.tokenizers import LoadedTokenizer
 
 OF_A_TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 """What a tokenizer's folder holds; any other folder holds templates and tokenizers."""
@@ -42,12 +42,12 @@ def _below(place: Path, name: str) -> Iterator[str]:
     yield from map(str, sorted([*folders, *templates]))
 
 
-def load_template(path: str, tokenizer: str | None) -> NamedTemplate:
-    """The template of a tokenizer's folder, or of a file. Raises :class:`Refusal`."""
+def load_template(path: str, tokenizer: str | None) -> tuple[str, LoadedTokenizer | None]:
+    """The template, and the tokenizer, of a tokenizer's folder, or of a file. Raises :class:`Refusal`."""
     if not Path(path).is_dir() and Path(path).name != "tokenizer.json":
-        return NamedTemplate(path, template_text(path, "The chat template"), load_tokenizer(tokenizer))
+        return template_text(path, "The chat template"), load_tokenizer(tokenizer)
     loaded = load_tokenizer(path, "")
     text = None if loaded is None else loaded.chat_template
     if text is None:
         raise Refusal(f"The tokenizer {path} has no chat template. Name a template file and --tokenizer {path}.")
-    return NamedTemplate(path, text, loaded)
+    return text, loaded

@@ -7,7 +7,7 @@ from typing import Any
 _NAMES = {
     "assertions": ("assert_template_safe", "assert_tito"),
     "checked_files": ("CheckedFiles", "check_files"),
-    "checked_templates": ("PURPOSES", "CheckedTemplate", "NamedTemplate", "check_template"),
+    "checked_templates": ("PURPOSES", "CheckedTemplate", "check_template"),
     "fail_rules": ("FailRule", "fail_rule", "read_baseline", "verdict_on"),
     "mended_file": ("MendOptions", "MendRefused", "mend_file"),
     "mended_trajectory": ("mend_trajectory",),

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from rollout_inspector.guard.checked_templates import CheckedTemplate, NamedTemplate, check_template
+from rollout_inspector.guard.checked_templates import CheckedTemplate, check_template
 from rollout_inspector.guard.fail_rules import ExitStatus
 from rollout_inspector.guard.template_changes import (
     ChangedLines, LockComparison, changed_lines, first_difference, lines_of
@@ -99,7 +99,7 @@ def locked(checked: CheckedTemplate) -> LockedTemplate:
     report = checked.report
     assert report is not None
     return LockedTemplate(
-        report.chat_template, None if checked.template.tokenizer is None else checked.template.tokenizer.sha256,
+        report.chat_template, None if checked.tokenizer is None else checked.tokenizer.sha256,
         {purpose.value: outcome_of(purpose, report.checks) for purpose in Purpose if purpose is not Purpose.FACTS},
         {check.name: check.status.value for check in report.checks},
         {check.name: _digest(both.before, both.after)
@@ -196,9 +196,9 @@ def compare_with_lock(checked: CheckedTemplate, lock: TemplateLock, name: str) -
         names = ", ".join(sorted(lock.templates)) or "none"
         lack = f"The lock file has no template {name}." if name else "Say which template of the lock file this is."
         return LockComparison(ExitStatus.UNDECIDED, (f"{lack} It has: {names}.{' Lock it too.' if name else ''}",))
-    tokenizer = checked.template.tokenizer
+    tokenizer = checked.tokenizer
     if checked.report is None:
-        if checked.template.text == before.text:
+        if checked.text == before.text:
             return LockComparison(ExitStatus.UNDECIDED)
         return LockComparison(ExitStatus.FAILED, (f"The template changed and cannot be rendered. {checked.error}",))
     after = locked(checked)
@@ -220,9 +220,9 @@ def compare_with_lock(checked: CheckedTemplate, lock: TemplateLock, name: str) -
         changes += _render_changes(before, after, checked.report)
     lines: list[ChangedLines] = []
     if after.sha256 != before.sha256:
-        older = check_template(NamedTemplate(name, before.text, tokenizer), now=LOCK_TIME).report
+        older = check_template(name, before.text, tokenizer, now=LOCK_TIME).report
         if older is not None:
-            texts = (older.chat_template, checked.template.text)
+            texts = (older.chat_template, checked.text)
             was_renderer, now_renderer = (TemplateRenderer(tokenizer, text, LOCK_TIME) for text in texts)
             lines = changed_lines(was_renderer, now_renderer, older, LOCK_TIME)
             alone = any(line.titles for line in lines)
