@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser, Namespace
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rollout_inspector.commands.tokenizer_options import add_tokenizer_options, load_renderer, load_tokenizer
 from rollout_inspector.formats import FORMATS
 from rollout_inspector.guard.fail_rules import fail_rule
-from rollout_inspector.guard.mended_file import OWN, MendOptions, MendReport, mend_file
+from rollout_inspector.guard.mended_file import OWN, MendReport, mend_file
 from rollout_inspector.guard.mended_trajectory import MendWay, Remake
 from rollout_inspector.streams.strategies import STRATEGIES
 
@@ -44,10 +43,11 @@ def run(options: Namespace) -> int:
     rule = fail_rule(options.fail_on)
     tokenizer = load_tokenizer(options.tokenizer)
     renderer = load_renderer(tokenizer, options.chat_template)
-    chosen = MendOptions(way, rule, tokenizer, renderer, None, options.input_format, options.output_format or "")
-    if options.strategy:
-        chosen = replace(chosen, remake=_remake(options.strategy, tokenizer, renderer))
-    report = mend_file(Path(options.file), Path(options.output), chosen)
+    remake = _remake(options.strategy, tokenizer, renderer) if options.strategy else None
+    report = mend_file(
+        Path(options.file), Path(options.output), way, rule, tokenizer, renderer, remake, options.input_format,
+        options.output_format or "",
+    )
     sys.stdout.write(as_text(report))
     return 0
 

@@ -9,7 +9,7 @@ _NAMES = {
     "checked_files": ("CheckedFiles", "check_files"),
     "checked_templates": ("PURPOSES", "CheckedTemplate", "check_template"),
     "fail_rules": ("FailRule", "fail_rule", "read_baseline", "verdict_on"),
-    "mended_file": ("MendOptions", "MendRefused", "mend_file"),
+    "mended_file": ("MendRefused", "mend_file"),
     "mended_trajectory": ("mend_trajectory",),
     "report_formats": ("REPORTS",),
     "shard_audit": ("AuditSettings", "AuditShard", "audit", "cut_files"),
