@@ -12,7 +12,7 @@ _NAMES = {
     "mended_file": ("MendRefused", "mend_file"),
     "mended_trajectory": ("mend_trajectory",),
     "report_formats": ("REPORTS",),
-    "shard_audit": ("AuditSettings", "AuditShard", "audit", "cut_files"),
+    "shard_audit": ("AuditSettings", "audit", "cut_files"),
     "template_lock": ("compare_with_lock", "lock_text", "read_lock"),
     "trainer_guard": ("Guard", "GuardFailed"),
 }

@@ -2,6 +2,8 @@
 from values. A trainer's records are changed where they stand, and untouched lines are copied. Both files appear when
 they are whole and the output passes the check; until then they are called ``*.part``."""
 
+from __future__ import annotations
+
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -62,23 +64,10 @@ class Figures:
         self.kinds = {kind: count.n_trajectories for kind, count in checked.sorted_kinds()}
 
 
-@dataclass
-class MendReport:
-    """What was changed."""
-
-    before: Figures = field(default_factory=Figures)
-    after: Figures = field(default_factory=Figures)
-    actions: Counter[str] = field(default_factory=Counter)  # Action -> trajectories; ``not_read`` counts lines.
-    first_not_read: str = ""  # Why the first line that was not read was not.
-    format: str = ""
-    output: str = ""
-    manifest: str = ""
-
-
 def mend_file(
     path: Path, output: Path, way: MendWay = MendWay.SPLIT, rule: FailRule = _BY_ERRORS, codec: Codec | None = None,
     renderer: Renderer | None = None, remake: Remake | None = None, input_format: str = "auto", output_format: str = "",
-) -> MendReport:
+) -> Mending:
     """Mend one file. Raises :class:`MendRefused`; then neither the output nor the manifest was touched. ``rule``: what
     fails. ``remake``: for the way ``STRATEGY``. ``output_format``: a name of ``OWN``; empty = that of the input."""
     manifest = output.with_name(f"{output.name}{MANIFEST}")
@@ -92,7 +81,7 @@ def mend_file(
     try:
         with whole_file(manifest) as record, whole_file(output) as file:
             log = TextIOWrapper(record, "utf-8")
-            mending = _Mending(path, way, rule, codec, renderer, remake, log)
+            mending = Mending(path, way, rule, codec, renderer, remake, log)
             mending.write(file, input_format, output_format)
             file.flush()
             mending.check_output(Path(file.name))
@@ -103,12 +92,11 @@ def mend_file(
     except OSError as error:
         place = error.filename or f"{path}, or {output},"
         raise MendRefused(f"{place} cannot be read or written: {error.strerror}.") from error
-    mending.report.output, mending.report.manifest = str(output), str(manifest)
-    return mending.report
+    return mending
 
 
-class _Mending:
-    """One pass over a file."""
+class Mending:
+    """One pass over a file, and what it changed."""
 
     def __init__(
         self, path: Path, way: MendWay, rule: FailRule, codec: Codec | None, renderer: Renderer | None,
@@ -119,13 +107,16 @@ class _Mending:
         self._source = Source.of_path(path)
         self._checked = CheckedFiles()
         self._n_changes = 0
-        self.report = MendReport()
+        self.before, self.after = Figures(), Figures()
+        self.actions: Counter[str] = Counter()  # Action -> trajectories; ``not_read`` counts lines.
+        self.first_not_read = ""  # Why the first line that was not read was not.
+        self.format = ""
 
     def write(self, file: IO[bytes], input_format: str, output_format: str) -> None:
         """Write the output and the changes. Raises :class:`MendRefused` for a format that cannot be written."""
         format_name, items = formats.read(self._source, input_format, ANY)
         target = output_format or format_name.name
-        self.report.format = target
+        self.format = target
         self._log.write('{"changes": [')
         if target in OWN:
             write = FORMATS[target].write
@@ -135,25 +126,24 @@ class _Mending:
             self._patch(format_name, items, file)
         else:
             raise MendRefused(f"{format_name.title} can be read, but not written.", Remedy.OWN_FORMAT)
-        self.report.before.take_kinds(self._checked)
+        self.before.take_kinds(self._checked)
 
     def check_output(self, draft: Path) -> None:
         """Read what was written again. Raises :class:`MendRefused` where it does not pass."""
-        report = self.report
-        if not report.before.trajectories:
-            raise MendRefused(f"No trajectory could be read: {report.first_not_read or 'the file holds none'}")
-        if not report.after.trajectories:
+        if not self.before.trajectories:
+            raise MendRefused(f"No trajectory could be read: {self.first_not_read or 'the file holds none'}")
+        if not self.after.trajectories:
             raise MendRefused(
-                f"Nothing would be left: every trajectory fails ({report.before.trajectories:,}), and {self._way} "
+                f"Nothing would be left: every trajectory fails ({self.before.trajectories:,}), and {self._way} "
                 "mends none of them. See what fails with: rollout-inspector check."
             )
-        checked = check_files([draft], self._codec, self._renderer, report.format)
+        checked = check_files([draft], self._codec, self._renderer, self.format)
         verdict = verdict_on(checked, self._rule)
-        if verdict.outcome is not ExitStatus.PASSED or checked.n_trajectories != report.after.trajectories:
+        if verdict.outcome is not ExitStatus.PASSED or checked.n_trajectories != self.after.trajectories:
             unread = [line.reason for line in checked.unread[:1]]
             why = " ".join([*(f"{kind} is still there." for kind in verdict.failing), *verdict.reasons, *unread])
             raise MendRefused(f"What would be written does not pass the check, so nothing is written. {why}")
-        report.after.take_kinds(checked)
+        self.after.take_kinds(checked)
 
     def end_of_manifest(self, output: Path) -> str:
         """What stands behind the changes."""
@@ -161,13 +151,13 @@ class _Mending:
             "version": VERSION,
             "input": str(self._path),
             "output": str(output),
-            "format": self.report.format,
+            "format": self.format,
             "way": self._way.value,
             "tokenizer": getattr(self._codec, "name", None),
             "chat_template_sha256": getattr(self._renderer, "chat_template_sha256", None),
-            "before": vars(self.report.before),
-            "after": vars(self.report.after),
-            "actions": dict(sorted(self.report.actions.items())),
+            "before": vars(self.before),
+            "after": vars(self.after),
+            "actions": dict(sorted(self.actions.items())),
         }
         return "\n],\n" + json.dumps(more, indent=1)[2:] + "\n"
 
@@ -241,7 +231,7 @@ class _Mending:
                 self._checked.add(str(self._path), None, one, diagnosis)
             return [finding for finding in diagnosis.findings if _fails(finding, self._rule)]
 
-        self.report.before.add(trajectory)
+        self.before.add(trajectory)
         try:
             return mend_trajectory(trajectory, self._way, find_faults, self._remake)
         except Exception as error:  # as in diagnosis_of: one odd trajectory must not stop the others
@@ -249,17 +239,17 @@ class _Mending:
             return left_out(trajectory, (), reason)
 
     def _not_read(self, one: Rejected) -> None:
-        self.report.actions["not_read"] += 1
-        self.report.first_not_read = self.report.first_not_read or f"line {one.line}: {one.reason}"
+        self.actions["not_read"] += 1
+        self.first_not_read = self.first_not_read or f"line {one.line}: {one.reason}"
         self._change({"line": one.line, "actions": ["not_read"], "reason": one.reason})
 
     def _tell(self, line: int | None, trajectory: Trajectory, done: MendedTrajectory) -> None:
         for part in done.written:
-            self.report.after.add(part.trajectory)
+            self.after.add(part.trajectory)
         if not done.actions:
-            self.report.actions["unchanged"] += 1
+            self.actions["unchanged"] += 1
             return
-        self.report.actions.update(done.actions)
+        self.actions.update(done.actions)
         before, after = Figures(), Figures()
         before.add(trajectory)
         for part in done.written:

@@ -235,7 +235,7 @@ def _masks_of_places(rows: Sequence[Row], faults: Sequence[Finding]) -> list[Mas
     for fault in faults:
         if fault.row is None or (fault.kind == "columns_shifted" and not fault.places):
             continue
-        for start, stop in fault.places or ((fault.start, fault.stop),):
+        for start, stop in fault.stretches:
             if fault.kind == "columns_shifted":
                 masks[fault.row][start:stop] ^= True
             elif fault.kind in MASKED_AT_PLACE:
