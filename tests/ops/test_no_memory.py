@@ -28,7 +28,8 @@ def limit(pids: list[int], margin: int | None) -> None:
     for pid in pids:
         with suppress(ProcessLookupError, FileNotFoundError):
             kilobytes = re.search(r"VmSize:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
-            assert kilobytes is not None
+            if kilobytes is None:  # it has ended, and its parent has not taken notice yet
+                continue
             soft = resource.RLIM_INFINITY if margin is None else (int(kilobytes[1]) << 10) + margin
             resource.prlimit(pid, resource.RLIMIT_AS, (soft, resource.RLIM_INFINITY))
 

@@ -17,6 +17,7 @@ MAX_TOKENS = 32_768  # Of a stream: a backward pass keeps what each layer comput
 MAX_KEPT = 16_384  # Tokens of a trajectory up to which what each layer computed is kept from one pass to the next.
 LAST_LAYERS = 2  # Layers that stand for a larger model.
 MAX_SHARES = 50  # Findings that get a share of their own, those with the most tokens first. Each costs a backward pass.
+ROUNDING = 1e-12  # Of the square of a norm: float32 cannot tell a gradient that is smaller than this part from zero.
 
 
 def measure(case: DamageCase, model: Any, layers: int | None = None) -> dict[str, Any]:
@@ -66,7 +67,8 @@ def _measured(case: DamageCase, model: Any, parameters: Sequence[Tensor], layers
     if len(by_finding) > MAX_SHARES:
         shares[0] = 1 - sum(share for number, share in shares.items() if number)
     size, across = _dot(own, own) ** 0.5, _dot(own, apart)
-    row_size = max(size**2 + 2 * across + square, 0.0) ** 0.5
+    row_square = size**2 + 2 * across + square
+    row_size = row_square**0.5 if row_square > ROUNDING * size**2 else 0.0
     cosine = (size**2 + across) / (size * row_size) if size and row_size else None
     return {
         "cosine": None if cosine is None else max(-1.0, min(cosine, 1.0)),
