@@ -16,7 +16,7 @@ from benchmarks.gym_file import write_gym_file
 from benchmarks.processes import family, processor_seconds
 from rollout_inspector.guard.audit_runners import Done, Todo, on_processes, on_ray
 from rollout_inspector.guard.audit_settings import AuditSettings
-from rollout_inspector.guard.shard_audit import AuditShard, cut_files
+from rollout_inspector.guard.shard_audit import Shard, cut_files
 from rollout_inspector.text import tokenizers
 from rollouts.sampling.demo_policy import MODEL_DIR
 
@@ -30,7 +30,7 @@ TIMES = int(os.environ.get("BENCH_AUDIT_TIMES", "3"))
 SETTINGS = AuditSettings(str(MODEL_DIR))
 
 
-def counted(shard: AuditShard, settings: AuditSettings) -> pa.Table:
+def counted(shard: Shard, settings: AuditSettings) -> pa.Table:
     """Work of about the same length that shares nothing: how much faster two processes are on this machine at all."""
     sum(n * n for n in range(SHARD_LOOP))
     return pa.table({})

@@ -13,7 +13,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from rollout_inspector.diagnose.loss_weights.figures import FindingPlaces, WeightSums
+from rollout_inspector.diagnose.finding import Axis, Finding, Severity
+from rollout_inspector.diagnose.loss_weights.figures import WeightSums
 from rollout_inspector.streams.trajectory import Row, Trajectory
 
 TOKENS = int(os.environ.get("BENCH_TOKENS", "10000000"))
@@ -45,7 +46,7 @@ def spent(work: Callable[[], None]) -> float:
 @pytest.mark.parametrize("n", [16_000, 500])
 def test_weights(n: int, capsys: pytest.CaptureFixture[str]) -> None:
     made = trajectories(n)
-    findings = [FindingPlaces("odd", 0, None, ((n // 2, n // 2 + 10),))]
+    findings = [Finding(Axis.ROW, "odd", Severity.ERROR, row=0, start=n // 2, stop=n // 2 + 10)]
     trained = n - n // 4
     rounds = -(-TOKENS // (trained * KEPT))
     sums = WeightSums()

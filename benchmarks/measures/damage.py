@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from rollout_inspector.diagnose.finding import Axis, Finding, Severity
 from rollout_inspector.diagnose.loss_weights.damage import DamageCase, damage_case
-from rollout_inspector.diagnose.loss_weights.figures import FindingPlaces
 from rollout_inspector.formats import Source, read
 from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.trajectory import Row, Step, Trajectory, ids_array
@@ -50,7 +50,7 @@ def long_row(n: int) -> DamageCase:
     rest = n - len(first.stream) - len(delta)
     second = Step(np.concatenate([first.stream, delta]), ids_array(rng.integers(0, 1190, rest)))
     row = Row(second.stream, np.arange(n) >= n // 4, step_indices=(0, 1))
-    finding = FindingPlaces("observation_trained", 0, None, ((n // 2, n // 2 + n // 8),), "error")
+    finding = Finding(Axis.ROW, "observation_trained", Severity.ERROR, row=0, start=n // 2, stop=n // 2 + n // 8)
     return damage_case(Trajectory("long", (first, second), (row,)), [finding], None)
 
 

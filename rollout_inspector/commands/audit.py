@@ -17,7 +17,7 @@ from rollout_inspector.formats.training_step import checked_rule
 from rollout_inspector.guard.audit_folder import AuditFolder
 from rollout_inspector.guard.audit_runners import Done, Todo, on_processes, on_ray
 from rollout_inspector.guard.audit_settings import AuditSettings
-from rollout_inspector.guard.shard_audit import SCHEMA, cut_files
+from rollout_inspector.guard.shard_audit import SCHEMA, cut_files, key_of
 from rollout_inspector.outputs import line_of, show_progress
 from rollout_inspector.refusal import Refusal
 
@@ -85,7 +85,7 @@ def _settings(options: Namespace) -> AuditSettings:
 def _audit(options: Namespace, settings: AuditSettings, folder: AuditFolder) -> dict[str, Any] | None:
     """Read the shards that are not done yet. Returns the summary; None when a shard is missing."""
     cut, digest = cut_files(options.paths, settings.format_name, output=folder.path), settings.digest(str(SCHEMA))
-    todo = {shard.key(digest): shard for shard in cut.shards}
+    todo = {key_of(shard, digest): shard for shard in cut.shards}
     keys = set(todo)
     todo = {key: shard for key, shard in todo.items() if not folder.has(key)}
     progress = _Progress(len(keys), len(keys) - len(todo))

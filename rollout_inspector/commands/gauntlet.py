@@ -15,12 +15,12 @@ from pathlib import Path
 
 from rollout_inspector.commands.main import ROOT
 from rollout_inspector.formats import FORMATS
-from rollout_inspector.gauntlet.captured import CapturedFiles, read_captured
+from rollout_inspector.gauntlet.captured import Evidence, read_captured
 from rollout_inspector.gauntlet.engine import GauntletEngine
 from rollout_inspector.gauntlet.gateway import command_of, started
 from rollout_inspector.gauntlet.harness import GauntletHarness
 from rollout_inspector.gauntlet.play import play
-from rollout_inspector.gauntlet.properties import Evidence, as_json, as_junit, as_text, decide, n_broken
+from rollout_inspector.gauntlet.properties import as_json, as_junit, as_text, decide, n_broken
 from rollout_inspector.guard.text_files import check_place, write_whole
 from rollout_inspector.refusal import Refusal
 
@@ -66,8 +66,9 @@ def run(options: Namespace) -> int:
                       "and point the gateway at it.") from error
     with contextlib.closing(engine):
         harness = GauntletHarness(options.url, engine)
-        captured = (_of_recorder if options.own else _of_started if options.start else _of_running)(harness, options)
-        verdicts = decide(Evidence(harness.answers, engine.calls, captured))
+        verdicts = decide(
+            (_of_recorder if options.own else _of_started if options.start else _of_running)(harness, options)
+        )
     if options.junit:
         write_whole(options.junit, as_junit(verdicts).encode(), "The report")
     print(as_json(verdicts) if options.json else as_text(verdicts), end="")
@@ -76,14 +77,14 @@ def run(options: Namespace) -> int:
     return UNDECIDED if any(verdict.is_undecided for verdict in verdicts) else 0
 
 
-def _of_started(harness: GauntletHarness, options: Namespace) -> CapturedFiles:
+def _of_started(harness: GauntletHarness, options: Namespace) -> Evidence:
     with started(command_of(options.start), harness.engine.url) as (port, _):
         harness.url = f"http://127.0.0.1:{port}{options.path}"
         play(harness)
-    return read_captured(options.captured, harness.engine.game, options.format)
+    return read_captured(options.captured, harness, options.format)
 
 
-def _of_running(harness: GauntletHarness, options: Namespace) -> CapturedFiles:
+def _of_running(harness: GauntletHarness, options: Namespace) -> Evidence:
     """Of a gateway that runs: it is given time to write, and goes on to run."""
     play(harness)
     stop_at = time.monotonic() + options.settle
@@ -91,14 +92,14 @@ def _of_running(harness: GauntletHarness, options: Namespace) -> CapturedFiles:
     serials = {sampled.serial for call in calls for sampled in call.choices}
     while time.monotonic() < stop_at:
         with contextlib.suppress(Refusal):
-            captured = read_captured(options.captured, harness.engine.game, options.format)
-            if serials <= {step.serial for step in captured.steps}:
+            evidence = read_captured(options.captured, harness, options.format)
+            if serials <= {step.serial for step in evidence.captured}:
                 break
         time.sleep(POLL_SECONDS)
-    return read_captured(options.captured, harness.engine.game, options.format)
+    return read_captured(options.captured, harness, options.format)
 
 
-def _of_recorder(harness: GauntletHarness, _: Namespace) -> CapturedFiles:
+def _of_recorder(harness: GauntletHarness, _: Namespace) -> Evidence:
     """Of our recorder: a data folder is made, the recorder started, and its run exported."""
     manage = [sys.executable, "-m", "rollout_inspector.commands", "manage"]
     with tempfile.TemporaryDirectory(prefix="gauntlet-data-") as folder:
@@ -125,4 +126,4 @@ def _of_recorder(harness: GauntletHarness, _: Namespace) -> CapturedFiles:
         code = next(json.loads(line)["run"] for line in lines if line.startswith('{"run"'))
         file = Path(folder, "captured.jsonl")
         run_command("export_rollouts", code, "--output", str(file))
-        return read_captured(file, harness.engine.game)
+        return read_captured(file, harness)

@@ -33,7 +33,7 @@ def run(options: Namespace) -> int:
         name = name_in_lock(path, options.output)
         if name in checked:
             raise Refusal(f"{path} and {checked[name].name} are one template, {name}. Name it once.")
-        checked[name] = check_template(load_template(path, options.tokenizer), now=LOCK_TIME)
+        checked[name] = check_template(path, *load_template(path, options.tokenizer), now=LOCK_TIME)
         if checked[name].report is None:
             raise Refusal(f"{path} cannot be locked. {checked[name].error}")
     tokenizer = os.path.relpath(options.tokenizer, Path(options.output).parent) if options.tokenizer else ""

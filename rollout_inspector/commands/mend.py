@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser, Namespace
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rollout_inspector.commands.tokenizer_options import add_tokenizer_options, load_renderer, load_tokenizer
 from rollout_inspector.formats import FORMATS
+from rollout_inspector.formats.folders import MANIFEST
 from rollout_inspector.guard.fail_rules import fail_rule
-from rollout_inspector.guard.mended_file import OWN, MendOptions, MendReport, mend_file
+from rollout_inspector.guard.mended_file import OWN, Mending, mend_file
 from rollout_inspector.guard.mended_trajectory import MendWay, Remake
 from rollout_inspector.streams.strategies import STRATEGIES
 
@@ -44,11 +44,13 @@ def run(options: Namespace) -> int:
     rule = fail_rule(options.fail_on)
     tokenizer = load_tokenizer(options.tokenizer)
     renderer = load_renderer(tokenizer, options.chat_template)
-    chosen = MendOptions(way, rule, tokenizer, renderer, None, options.input_format, options.output_format or "")
-    if options.strategy:
-        chosen = replace(chosen, remake=_remake(options.strategy, tokenizer, renderer))
-    report = mend_file(Path(options.file), Path(options.output), chosen)
-    sys.stdout.write(as_text(report))
+    remake = _remake(options.strategy, tokenizer, renderer) if options.strategy else None
+    output = Path(options.output)
+    mending = mend_file(
+        Path(options.file), output, way, rule, tokenizer, renderer, remake, options.input_format,
+        options.output_format or "",
+    )
+    sys.stdout.write(as_text(mending, str(output)))
     return 0
 
 
@@ -67,9 +69,9 @@ def _remake(slug: str, tokenizer: LoadedTokenizer | None, renderer: TemplateRend
     return lambda trajectory: replay(with_replies(trajectory, parse), STRATEGIES[slug], context)
 
 
-def as_text(report: MendReport) -> str:
+def as_text(mending: Mending, output: str) -> str:
     """Before and after, for a terminal."""
-    before, after = report.before, report.after
+    before, after = mending.before, mending.after
     lines = [f"{'':28}{'before':>12}{'after':>12}"]
     counts = [
         (name.replace("_", " "), getattr(before, name), getattr(after, name))
@@ -78,5 +80,5 @@ def as_text(report: MendReport) -> str:
     kinds = dict.fromkeys([*before.kinds, *after.kinds])
     counts += [(kind, before.kinds.get(kind, 0), after.kinds.get(kind, 0)) for kind in kinds]
     lines += [f"{name:28}{first:>12,}{second:>12,}" for name, first, second in counts]
-    done = ", ".join(f"{name.replace('_', ' ')} {n:,}" for name, n in sorted(report.actions.items()))
-    return "\n".join([*lines, "", f"{done}.", f"{report.output} passes the check. Changes: {report.manifest}", ""])
+    done = ", ".join(f"{name.replace('_', ' ')} {n:,}" for name, n in sorted(mending.actions.items()))
+    return "\n".join([*lines, "", f"{done}.", f"{output} passes the check. Changes: {output}{MANIFEST}", ""])

@@ -92,6 +92,11 @@ class Finding:
     """Every stretch ``[start, stop)``, when there are several. An empty one marks where tokens are missing. Either the
     first is that of ``start`` and ``stop``, or all lie between ``start`` and ``stop``, ends included."""
 
+    @property
+    def stretches(self) -> tuple[tuple[int, int], ...]:
+        """Every stretch to mark, one at least."""
+        return self.places or ((self.start, self.stop),)
+
 
 def cost_sentence(cost: Cost, severity: str) -> str:
     """The cost of a finding in words, first that of the stored rows; empty when it costs nothing, as a note does."""

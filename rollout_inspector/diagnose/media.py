@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from rollout_inspector.diagnose.context import special_in
+from rollout_inspector.diagnose.context import DiagnosisContext, special_in
 from rollout_inspector.diagnose.finding import Fault
 from rollout_inspector.streams.interfaces import Codec
 from rollout_inspector.streams.snippets import counted
@@ -58,17 +58,11 @@ FAMILIES = (
 ``models/*/processing_*.py`` for Gemma 3, 3n and 4, GLM-4V, Llama 4, Pixtral and LLaVA; ``chat`` of InternVL's model."""
 
 
-@dataclass(frozen=True)
-class MediaCheck:
-    """What a check of some ids came to."""
-
-    fault: Fault | None  # The first one: what stands behind it is of no use.
-    lacks: str  # What the source lacks to decide how many placeholders are right; empty = decided.
-
-
-def check_media(ids: Ids, codec: Codec | None, *sources: Mapping[str, Any]) -> MediaCheck | None:
-    """Check the placeholders of ids ``[T]``; None = no media stand in them, and no source names any. ``sources``: what
-    may hold grids and ranges of these ids."""
+def check_media(case: DiagnosisContext, ids: Ids, *sources: Mapping[str, Any]) -> Fault | None:
+    """Check the placeholders of ids ``[T]``; the first fault, because what stands behind it is of no use. ``sources``:
+    what may hold grids and ranges of these ids. Where media stand in them or a source names some, ``media_lacks`` of
+    the case gets what the source lacks to decide how many placeholders are right; empty = decided."""
+    codec = case.codec
     fields = dict(_media_fields(sources))
     families = _families(codec) if codec is not None else ()
     here = families if len(ids) and special_in(ids, codec, _media_ids(codec)).any() else ()  # most rows hold no media
@@ -91,7 +85,8 @@ def check_media(ids: Ids, codec: Codec | None, *sources: Mapping[str, Any]) -> M
         is_expanded = any(stop - start > 1 for start, stop in runs)
         if not is_expanded or not (family.count or f"{family.medium}_grid" in fields or family.medium in fields):
             lacks = f"number of {family.medium} tokens"
-    return MediaCheck(fault, lacks)
+    case.media_lacks.append(lacks)
+    return fault
 
 
 def _faults(

@@ -434,18 +434,14 @@ def _media(case: DiagnosisContext) -> Iterator[Finding]:
     rows = case.trajectory.rows
     above = (case.trajectory.extra,) if len(rows or case.merged) == 1 else ()
     for index, row in enumerate(rows):
-        if (media := check_media(row.ids, case.codec, row.extra, *above)) is not None:
-            case.media_lacks.append(media.lacks)
-            if media.fault:
-                yield _finding(case, index, row, media.fault)
+        if fault := check_media(case, row.ids, row.extra, *above):
+            yield _finding(case, index, row, fault)
     for chain in () if rows else case.merged:
         index = chain[-1]
         step = case.steps[index]
-        if (media := check_media(step.stream, case.codec, step.extra, *above)) is not None:
-            case.media_lacks.append(media.lacks)
-            link = case.links[chain[0]]
-            if media.fault and (link.parent is None or link.extends):  # else a cut context explains a cut image
-                yield finding_on_step(case, index, media.fault)
+        fault, link = check_media(case, step.stream, step.extra, *above), case.links[chain[0]]
+        if fault and (link.parent is None or link.extends):  # else a cut context explains a cut image
+            yield finding_on_step(case, index, fault)
 
 
 def _routing(case: DiagnosisContext) -> Iterator[Finding]:

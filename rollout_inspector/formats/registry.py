@@ -5,6 +5,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
 from importlib.metadata import entry_points
 from typing import IO, Any
@@ -200,7 +201,14 @@ def line_format(
     name: str, title: str, detect: Detect, read_line: Callable[[Any, int], Trajectory], lacks: str = ""
 ) -> Format:
     """A format whose files hold one trajectory a line."""
-    return Format(name, title, detect, lambda source: each_line(source, read_line), lacks, cut=parts_of)
+    return batch_format(name, title, detect, lambda value, number: (read_line(value, number),), lacks)
+
+
+def batch_format(
+    name: str, title: str, detect: Detect, read_batch: Callable[[Any, int], Sequence[Trajectory]], lacks: str = ""
+) -> Format:
+    """A format whose files hold some trajectories a line."""
+    return Format(name, title, detect, partial(each_batch, read_batch=read_batch), lacks, cut=parts_of)
 
 
 def having(*keys: str) -> Detect:

@@ -1,12 +1,14 @@
 """What the gateway captured: its files, read by our readers, and the answer of the engine that each step is of."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rollout_inspector import formats
 from rollout_inspector.formats import FileRefused, Rejected, Source
 from rollout_inspector.formats.folders import files_of
+from rollout_inspector.gauntlet.engine import EngineCall, Sampled
+from rollout_inspector.gauntlet.harness import Answer, GauntletHarness
 from rollout_inspector.gauntlet.vocabulary import decode, is_of_another, mark_of, serial_of
 from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.prefix import merged_rows
@@ -29,13 +31,37 @@ class CapturedStep:
 
 
 @dataclass(frozen=True)
-class CapturedFiles:
-    """What was captured of one game."""
+class Evidence:
+    """The three sides: what clients asked and got, what the engine read and sampled, what was captured."""
 
-    trajectories: Sequence[Trajectory]  # All of the files.
-    rejected: Sequence[str]  # Why lines were not read.
-    steps: Sequence[CapturedStep]
+    answers: Sequence[Answer]
+    calls: Sequence[EngineCall]
+    trajectories: Sequence[Trajectory]  # All of the captured files.
+    rejected: Sequence[str]  # Why lines of them were not read.
+    captured: Sequence[CapturedStep]  # The steps of this game.
     game: str  # Signs the marks.
+
+    def asked(self, scenario: str) -> list[Answer]:
+        """The requests of a scenario, with their answers."""
+        return [answer for answer in self.answers if scenario_of(answer.mark) == scenario]
+
+    def served(self, scenario: str = "") -> Iterator[tuple[EngineCall, Sampled, list[CapturedStep]]]:
+        """Each answer that the engine gave to its end, in a scenario or in all, with the steps captured of it."""
+        for call in self.calls:
+            if call.is_served and call.mark and scenario in ("", scenario_of(call.mark)):
+                for sampled in call.choices:
+                    steps = [step for step in self.captured if step.serial == sampled.serial]
+                    yield call, sampled, [step for step in steps if step.mark in (call.mark, "")]
+
+    def steps(self, scenario: str) -> list[CapturedStep]:
+        """The captured steps of a scenario."""
+        return [step for step in self.captured if scenario_of(step.mark) == scenario]
+
+    def call_of(self, answer: Answer) -> EngineCall | None:
+        """The call that an answer is of, by its number; else the only one of its mark."""
+        calls = [call for call in self.calls if call.mark == answer.mark]
+        return next((call for call in calls if call.choices[0].serial in answer.serials),
+                    calls[0] if len(calls) == 1 else None)
 
     def rows(self, scenario: str) -> list[Row]:
         """The training rows that hold a call of a scenario: those of the files, else those that follow from steps."""
@@ -47,9 +73,10 @@ class CapturedFiles:
         return rows or are_of([row for trajectory in self.trajectories for row in merged_rows(trajectory.steps)])
 
 
-def read_captured(path: str | Path, game: str, format_name: str = "auto") -> CapturedFiles:
-    """Read a file, or the files of a folder; steps of another game are left out. Raises :class:`Refusal` where there is
-    no file, none is recognised, or none holds anything of this game."""
+def read_captured(path: str | Path, harness: GauntletHarness, format_name: str = "auto") -> Evidence:
+    """The evidence with a file, or the files of a folder; steps of another game are left out. Raises :class:`Refusal`
+    where there is no file, none is recognised, or none holds anything of this game."""
+    engine = harness.engine
     trajectories: list[Trajectory] = []
     rejected: list[str] = []
     try:
@@ -61,12 +88,12 @@ def read_captured(path: str | Path, game: str, format_name: str = "auto") -> Cap
                     trajectories.append(item)
     except FileRefused as error:
         raise Refusal(f"What the gateway captured cannot be read: {error}") from error
-    placed = [_placed(trajectory, step, game) for trajectory in trajectories for step in trajectory.steps]
+    placed = [_placed(trajectory, step, engine.game) for trajectory in trajectories for step in trajectory.steps]
     steps = [step for step in placed if step is not None]
     if not any(step.mark or step.serial for step in steps) and not any(trajectory.rows for trajectory in trajectories):
         reason = f" {rejected[0]}" if rejected else ""
         raise Refusal(f"{path} holds no call of this test, so nothing can be decided.{reason}")
-    return CapturedFiles(trajectories, rejected, steps, game)
+    return Evidence(harness.answers, engine.calls, trajectories, rejected, steps, engine.game)
 
 
 def _placed(trajectory: Trajectory, step: Step, game: str) -> CapturedStep | None:

@@ -11,9 +11,9 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from rollout_inspector.gauntlet.captured import CapturedFiles, CapturedStep, scenario_of
-from rollout_inspector.gauntlet.engine import COMPLETIONS, EngineCall, Sampled, answer_of, body_of, events_of
-from rollout_inspector.gauntlet.harness import Answer, exact_json, joined
+from rollout_inspector.gauntlet.captured import CapturedStep, Evidence, scenario_of
+from rollout_inspector.gauntlet.engine import COMPLETIONS, EngineCall, answer_of, body_of, events_of
+from rollout_inspector.gauntlet.harness import exact_json, joined
 from rollout_inspector.gauntlet.vocabulary import decode
 from rollout_inspector.outputs import line_of, plain
 
@@ -41,37 +41,6 @@ class Verdict:
     outcome: PropertyOutcome
     evidence: str
     is_undecided: bool = False  # It should be decided, and could not be.
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """The three sides: what clients asked and got, what the engine read and sampled, what was captured."""
-
-    answers: Sequence[Answer]
-    calls: Sequence[EngineCall]
-    captured: CapturedFiles
-
-    def asked(self, scenario: str) -> list[Answer]:
-        """The requests of a scenario, with their answers."""
-        return [answer for answer in self.answers if scenario_of(answer.mark) == scenario]
-
-    def served(self, scenario: str = "") -> Iterator[tuple[EngineCall, Sampled, list[CapturedStep]]]:
-        """Each answer that the engine gave to its end, in a scenario or in all, with the steps captured of it."""
-        for call in self.calls:
-            if call.is_served and call.mark and scenario in ("", scenario_of(call.mark)):
-                for sampled in call.choices:
-                    steps = [step for step in self.captured.steps if step.serial == sampled.serial]
-                    yield call, sampled, [step for step in steps if step.mark in (call.mark, "")]
-
-    def steps(self, scenario: str) -> list[CapturedStep]:
-        """The captured steps of a scenario."""
-        return [step for step in self.captured.steps if scenario_of(step.mark) == scenario]
-
-    def call_of(self, answer: Answer) -> EngineCall | None:
-        """The call that an answer is of, by its number; else the only one of its mark."""
-        calls = [call for call in self.calls if call.mark == answer.mark]
-        return next((call for call in calls if call.choices[0].serial in answer.serials),
-                    calls[0] if len(calls) == 1 else None)
 
 
 class NotOffered(Exception):
@@ -150,12 +119,12 @@ def _answered(evidence: Evidence, scenario: str) -> Iterator[str]:
 
 def _grouped(evidence: Evidence, scenario: str, family: Mapping[str, str] | None = None) -> Iterator[str]:
     """The calls of a session are one trajectory, in their order, and no other's. ``family``: session -> its parent."""
-    marks = {(step.trajectory.external_id, step.mark) for step in evidence.captured.steps}
+    marks = {(step.trajectory.external_id, step.mark) for step in evidence.captured}
     if max(Counter(trajectory for trajectory, _ in marks).values()) < 2:
         raise NotOffered("each captured call stands by itself: nothing says which calls are of one session")
     session_of = _sessions(evidence, scenario)
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for step in evidence.captured.steps:
+    for step in evidence.captured:
         if step.serial in session_of:
             groups[step.trajectory.external_id, session_of[step.serial]].append(step.serial)
     families: dict[str, set[str]] = defaultdict(set)
@@ -238,7 +207,7 @@ def _choices(evidence: Evidence, scenario: str) -> Iterator[str]:
             raise NotOffered(f"a request for several choices is answered with {answer}")
         if len(answer.serials) != 3:
             yield f"the client of {answer.mark} asked for 3 choices and got {len(answer.serials)}"
-        serials = [step.serial for step in evidence.captured.steps if step.mark == answer.mark]
+        serials = [step.serial for step in evidence.captured if step.mark == answer.mark]
         if serials != sorted(serials):
             yield f"the choices of {answer.mark} are captured in the order {serials}"
 
@@ -246,7 +215,7 @@ def _choices(evidence: Evidence, scenario: str) -> Iterator[str]:
 def _sub_agents(evidence: Evidence, scenario: str) -> Iterator[str]:
     session_of = _sessions(evidence, scenario)
     agents = set(session_of.values()) - {"main-agent"}
-    steps = [step for step in evidence.captured.steps if step.serial in session_of]
+    steps = [step for step in evidence.captured if step.serial in session_of]
     trajectories = [{step.trajectory.external_id for step in steps if (session_of[step.serial] in agents) == is_agent}
                     for is_agent in (False, True)]
     if trajectories[0].isdisjoint(trajectories[1]):
@@ -288,7 +257,7 @@ def _arguments_in(messages: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def _versions(evidence: Evidence, scenario: str) -> Iterator[str]:
-    steps = [captured.step for captured in evidence.captured.steps]
+    steps = [captured.step for captured in evidence.captured]
     if not any(step.policy_version or step.extra.get("policy_versions") for step in steps):
         raise NotOffered("no captured call tells the version of the weights")
     for call, sampled, captured_steps in evidence.served(scenario):
@@ -305,7 +274,7 @@ def _lost(evidence: Evidence, _: str) -> Iterator[str]:
     if marks:
         names = ", ".join(sorted(set(marks))[:MAX_DIFFERING])
         yield f"{len(marks)} of {len(served)} answers that the engine gave are in no captured file ({names})"
-    yield from (f"a line was not read: {reason}" for reason in evidence.captured.rejected)
+    yield from (f"a line was not read: {reason}" for reason in evidence.rejected)
 
 
 def _doubled(evidence: Evidence, _: str) -> Iterator[str]:
@@ -372,7 +341,7 @@ def _first_difference(value: Any, expected: Any, where: str = "") -> str:
 
 
 def _masks(evidence: Evidence, scenario: str) -> Iterator[str]:
-    rows = evidence.captured.rows(scenario)
+    rows = evidence.rows(scenario)
     if not rows:
         raise NotOffered("no training row and no call with ids of this session is captured")
     logprobs = {tuple(sampled.ids): sampled.logprobs for _, sampled, _ in evidence.served(scenario)}
@@ -426,7 +395,7 @@ def _verdict(property_: Property, evidence: Evidence) -> Verdict:
     faults: dict[str, None] = {}
     reason = ""
     try:
-        if not evidence.captured.steps and _masks not in property_.checks:
+        if not evidence.captured and _masks not in property_.checks:
             raise NotOffered("the files hold training rows and no calls")
         for check in property_.checks:
             for fault in check(evidence, scenario):

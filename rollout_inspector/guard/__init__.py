@@ -7,12 +7,12 @@ from typing import Any
 _NAMES = {
     "assertions": ("assert_template_safe", "assert_tito"),
     "checked_files": ("CheckedFiles", "check_files"),
-    "checked_templates": ("PURPOSES", "CheckedTemplate", "NamedTemplate", "check_template"),
+    "checked_templates": ("PURPOSES", "CheckedTemplate", "check_template"),
     "fail_rules": ("FailRule", "fail_rule", "read_baseline", "verdict_on"),
-    "mended_file": ("MendOptions", "MendRefused", "mend_file"),
+    "mended_file": ("MendRefused", "mend_file"),
     "mended_trajectory": ("mend_trajectory",),
     "report_formats": ("REPORTS",),
-    "shard_audit": ("AuditSettings", "AuditShard", "audit", "cut_files"),
+    "shard_audit": ("AuditSettings", "audit", "cut_files"),
     "template_lock": ("compare_with_lock", "lock_text", "read_lock"),
     "trainer_guard": ("Guard", "GuardFailed"),
 }

@@ -11,7 +11,7 @@ import msgspec
 from rollout_inspector import formats
 from rollout_inspector.formats import FileRefused, Rejected, Source
 from rollout_inspector.guard.checked_files import CheckedFiles, check_files, codec_of, diagnosis_of
-from rollout_inspector.guard.checked_templates import NamedTemplate, check_template, purposes_of
+from rollout_inspector.guard.checked_templates import check_template, purposes_of
 from rollout_inspector.guard.fail_rules import ExitStatus, fail_rule, verdict_on
 from rollout_inspector.guard.report_formats import as_text
 from rollout_inspector.guard.template_lock import (
@@ -134,7 +134,7 @@ def assert_template_safe(
             raise Refusal("There is no chat template: the tokenizer has none, and none was named.")
         label = name or (codec.name if codec is not None and folder is None else "the chat template")
         checked = check_template(
-            NamedTemplate(label, text, codec), wanted_purposes, "" if template_lock is None else LOCK_TIME
+            label, text, codec, purposes=wanted_purposes, now="" if template_lock is None else LOCK_TIME
         )
         if template_lock is not None:
             checked = replace(checked, compared=compare_with_lock(checked, template_lock, name))

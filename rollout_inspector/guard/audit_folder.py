@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from rollout_inspector.diagnose import VERSION
 from rollout_inspector.guard.audit_settings import AuditSettings
-from rollout_inspector.guard.shard_audit import FINDING, SCHEMA, AuditShard, CutFiles, unread_row
+from rollout_inspector.guard.shard_audit import FINDING, SCHEMA, CutFiles, Shard, key_of, unread_row
 from rollout_inspector.outputs import remove_dead_drafts, whole_file
 from rollout_inspector.refusal import Refusal
 
@@ -102,18 +102,18 @@ class AuditFolder:
                 kind: dict(sorted(counts.items()))
                 for kind, counts in sorted(kinds.items(), key=lambda one: (-one[1]["trajectories"], one[0]))
             },
-            "settings": asdict(settings), "pieces": [shard.pieces for shard in cut.shards],
+            "settings": asdict(settings), "pieces": cut.shards,
         }
         with whole_file(self.path / SUMMARY) as file:
             file.write(json.dumps(summary, indent=1).encode() + b"\n")
         return summary
 
     def _tables(
-        self, shards: Sequence[AuditShard], digest: str, refused: Sequence[tuple[str, str]]
+        self, shards: Sequence[Shard], digest: str, refused: Sequence[tuple[str, str]]
     ) -> Iterator[pa.Table]:
         """The table of each shard, with its number, and one of what could not be opened."""
         for number, shard in enumerate(shards):
-            table = pq.read_table(self.file_of(shard.key(digest)))
+            table = pq.read_table(self.file_of(key_of(shard, digest)))
             yield table.add_column(0, "shard", pa.array([number] * len(table), pa.int32()))
         if refused:
             table = pa.Table.from_pylist([unread_row(name, None, reason) for name, reason in refused], schema=SCHEMA)

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from rollout_inspector.guard.audit_settings import AuditSettings
-from rollout_inspector.guard.shard_audit import AuditShard, audit, reason_of
+from rollout_inspector.guard.shard_audit import Shard, audit, reason_of
 from rollout_inspector.refusal import Refusal
 
 MAX_DEATHS = 2  # A shard that ends so many processes in which it was read alone is given up.
@@ -23,7 +23,7 @@ LOOK_SECONDS = 15.0  # How often a Ray cluster that tells of no shard is asked w
 ANSWER_SECONDS = 5.0
 """How long a Ray cluster may take to answer. Ray itself waits for minutes, and then ends the whole process."""
 
-Todo = Mapping[str, AuditShard]  # Key -> shard.
+Todo = Mapping[str, Shard]  # Key -> shard.
 Done = Iterator[tuple[str, pa.Table | str]]
 """(key, table) of each shard as soon as it is read; instead of a table a sentence that says why there is none."""
 
@@ -65,7 +65,7 @@ def _end_with_parent() -> None:
 
 def _in_pool(
     todo: Todo, settings: AuditSettings, n: int, read: Callable[..., pa.Table],
-    left: dict[str, AuditShard], suspects: list[str],
+    left: dict[str, Shard], suspects: list[str],
 ) -> Done:
     """Read shards until all are done or a process died. What was being read then is suspected."""
     waiting = iter(todo.items())
@@ -93,7 +93,7 @@ def _in_pool(
                 future.cancel()
 
 
-def _alone(key: str, shard: AuditShard, settings: AuditSettings, read: Callable[..., pa.Table]) -> Done:
+def _alone(key: str, shard: Shard, settings: AuditSettings, read: Callable[..., pa.Table]) -> Done:
     for _ in range(MAX_DEATHS):
         with _pool(1) as pool:
             try:
@@ -101,7 +101,7 @@ def _alone(key: str, shard: AuditShard, settings: AuditSettings, read: Callable[
                 return
             except BrokenProcessPool:
                 continue
-    files = ", ".join(dict.fromkeys(piece["path"] for piece in shard.pieces))
+    files = ", ".join(dict.fromkeys(piece["path"] for piece in shard))
     why = f"The process that read a part of {files} was killed {MAX_DEATHS} times, perhaps because memory was short."
     yield key, f"{why} Audit it on a larger machine, or with fewer processes."
 

@@ -32,33 +32,14 @@ Progress = Callable[["CheckedFiles"], object]  # Called after each trajectory.
 
 
 @dataclass(frozen=True)
-class FindingPlace:
-    """Where a finding is: offsets count in the stream of the step, or in the row where there is no step."""
+class PlacedFinding:
+    """A finding with its place: offsets count in the stream of its step, or in its row where there is no step."""
 
+    finding: Finding
     file: str
     line: int | None  # 1-based. None = the trajectory stands on many lines, or the file has no lines.
     trajectory: str
     training_step: int | None
-    step: int | None
-    row: int | None
-    start: int
-    stop: int
-
-
-@dataclass(frozen=True)
-class PlacedFinding:
-    """A finding with its place."""
-
-    finding: Finding
-    place: FindingPlace
-
-
-def placed_finding(finding: Finding, file: str, line: int | None, trajectory: Trajectory) -> PlacedFinding:
-    """A finding of a trajectory that stands on a line of a file."""
-    return PlacedFinding(finding, FindingPlace(
-        file, line, trajectory.external_id, trajectory.training_step, finding.step, finding.row, finding.start,
-        finding.stop,
-    ))
 
 
 @dataclass
@@ -143,17 +124,20 @@ class CheckedFiles:
             count.n_trajectories += finding.kind not in kinds
             kinds.add(finding.kind)
             if count.n_findings <= MAX_PLACES:
-                self.found.append(placed_finding(finding, file, line, trajectory))
+                self.found.append(
+                    PlacedFinding(finding, file, line, trajectory.external_id, trajectory.training_step)
+                )
 
     def warn_of_stops(self, file: str) -> None:
         """No row of a file trains a stop token: what may be a limit in one row is a fault of all."""
         self.kinds["stop_token_untrained"].severity = min(
             self.kinds["stop_token_untrained"].severity, Severity.WARNING, key=SEVERITIES.index
         )
-        for n, (finding, place) in enumerate((placed.finding, placed.place) for placed in self.found):
-            if place.file == file and finding.kind == "stop_token_untrained" and finding.severity is Severity.INFO:
+        for n, placed in enumerate(self.found):
+            finding = placed.finding
+            if placed.file == file and finding.kind == "stop_token_untrained" and finding.severity is Severity.INFO:
                 what = f"{finding.evidence} No row of the file trains one."
-                self.found[n] = PlacedFinding(replace(finding, severity=Severity.WARNING, evidence=what), place)
+                self.found[n] = replace(placed, finding=replace(finding, severity=Severity.WARNING, evidence=what))
 
     def sorted_kinds(self) -> list[tuple[str, KindCount]]:
         """The kinds, errors first, then the kind of most trajectories."""

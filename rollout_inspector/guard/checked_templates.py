@@ -27,29 +27,16 @@ PURPOSES = {
 
 
 @dataclass(frozen=True, eq=False)
-class NamedTemplate:
-    """A chat template that a user named."""
-
-    name: str
-    text: str
-    tokenizer: LoadedTokenizer | None = None
-    renderer: chat_templates.TemplateRenderer | None = None  # In place of the template; None = the text is one.
-
-
-@dataclass(frozen=True, eq=False)
 class CheckedTemplate:
     """What a check found out about a chat template, and whether it is safe for what it is used for."""
 
-    template: NamedTemplate
+    name: str  # As the user named it.
+    text: str
+    tokenizer: LoadedTokenizer | None
     purposes: tuple[Purpose, ...]
     report: CheckReport | None = None
     error: str = ""  # Why there is no report, as a sentence.
     compared: LockComparison | None = None  # What changed since it was locked. None = no lock was named.
-
-    @property
-    def name(self) -> str:
-        """As the user named it."""
-        return self.template.name
 
     def outcomes(self) -> dict[Purpose, bool | None]:
         """Each purpose that was asked for: safe, not safe, or None = cannot be told."""
@@ -113,12 +100,14 @@ def purposes_of(words: str | Iterable[str]) -> tuple[Purpose, ...]:
 
 
 def check_template(
-    template: NamedTemplate, purposes: Sequence[Purpose] = (Purpose.TOOLS,), now: str = ""
+    name: str, text: str, tokenizer: LoadedTokenizer | None = None,
+    renderer: chat_templates.TemplateRenderer | None = None, purposes: Sequence[Purpose] = (Purpose.TOOLS,),
+    now: str = "",
 ) -> CheckedTemplate:
-    """Check a chat template; what cannot be rendered at all becomes an ``error``. ``now``: an ISO date and time that
-    templates with a clock are told; empty = the real one."""
+    """Check a template that a user named; what cannot be rendered at all becomes an ``error``. ``now``: an ISO date
+    and time that templates with a clock are told; empty = the real one. ``renderer`` renders in the template's place."""
     try:
-        report = chat_templates.check(template.tokenizer, template.text, now=now, renderer=template.renderer)
+        report, problem = chat_templates.check(tokenizer, text, now=now, renderer=renderer), ""
     except (RenderFailed, TokenizerUnusable) as error:
-        return CheckedTemplate(template, tuple(purposes), error=str(error))
-    return CheckedTemplate(template, tuple(purposes), report)
+        report, problem = None, str(error)
+    return CheckedTemplate(name, text, tokenizer, tuple(purposes), report, problem)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from rollout_inspector.diagnose import KINDS
 from rollout_inspector.diagnose.checks import MUST_DECIDE, check_of
 from rollout_inspector.diagnose.finding import Axis, Finding
 from rollout_inspector.guard.checked_files import SEVERITIES, CheckedFiles, KindCount
-from rollout_inspector.guard.text_files import read_text
+from rollout_inspector.guard.text_files import read_json
 from rollout_inspector.refusal import Refusal
 
 _RATE_ERROR = 1e-9  # Rates are written as decimals, so equal rates may differ by this much.
@@ -118,12 +117,7 @@ def _known(kind: str, field: str) -> str:
 def read_baseline(path: str | Path) -> dict[str, float]:
     """The rates of an earlier check, from its JSON report. Raises :class:`Refusal`."""
     make = "It is the JSON report of a check: make one with rollout-inspector check."
-    try:
-        value = json.loads(read_text(path, "The baseline"))
-    except Refusal as error:
-        raise Refusal(f"{error} {make}") from error
-    except (ValueError, RecursionError) as error:
-        raise Refusal(f"The baseline {path} is not JSON. {make}") from error
+    value = read_json(path, "The baseline", make)
     kinds = value.get("kinds") if isinstance(value, dict) else None
     if not isinstance(kinds, dict):
         raise Refusal(f"The baseline {path} is no report of a check: it has no object 'kinds'. {make}")

@@ -2,6 +2,8 @@
 from values. A trainer's records are changed where they stand, and untouched lines are copied. Both files appear when
 they are whole and the output passes the check; until then they are called ``*.part``."""
 
+from __future__ import annotations
+
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -33,21 +35,11 @@ OWN = tuple(name for name, export in FORMATS.items() if export.write is not None
 """Formats that hold every mended trajectory."""
 
 
+_BY_ERRORS = FailRule()
+
+
 class MendRefused(Refusal):
     """Nothing is written; the message is a sentence that says why, and the way out."""
-
-
-@dataclass(frozen=True)
-class MendOptions:
-    """How a file is mended."""
-
-    way: MendWay = MendWay.SPLIT
-    rule: FailRule = field(default_factory=FailRule)  # What fails.
-    codec: Codec | None = None
-    renderer: Renderer | None = None
-    remake: Remake | None = None  # For the way ``STRATEGY``.
-    input_format: str = "auto"
-    output_format: str = ""  # A name of ``OWN``; empty = that of the input.
 
 
 @dataclass
@@ -72,21 +64,12 @@ class Figures:
         self.kinds = {kind: count.n_trajectories for kind, count in checked.sorted_kinds()}
 
 
-@dataclass
-class MendReport:
-    """What was changed."""
-
-    before: Figures = field(default_factory=Figures)
-    after: Figures = field(default_factory=Figures)
-    actions: Counter[str] = field(default_factory=Counter)  # Action -> trajectories; ``not_read`` counts lines.
-    first_not_read: str = ""  # Why the first line that was not read was not.
-    format: str = ""
-    output: str = ""
-    manifest: str = ""
-
-
-def mend_file(path: Path, output: Path, options: MendOptions) -> MendReport:
-    """Mend one file. Raises :class:`MendRefused`; then neither the output nor the manifest was touched."""
+def mend_file(
+    path: Path, output: Path, way: MendWay = MendWay.SPLIT, rule: FailRule = _BY_ERRORS, codec: Codec | None = None,
+    renderer: Renderer | None = None, remake: Remake | None = None, input_format: str = "auto", output_format: str = "",
+) -> Mending:
+    """Mend one file. Raises :class:`MendRefused`; then neither the output nor the manifest was touched. ``rule``: what
+    fails. ``remake``: for the way ``STRATEGY``. ``output_format``: a name of ``OWN``; empty = that of the input."""
     manifest = output.with_name(f"{output.name}{MANIFEST}")
     if not path.is_file():
         raise MendRefused(f"There is no file {path}. Name one file; a folder is mended file by file.")
@@ -98,69 +81,42 @@ def mend_file(path: Path, output: Path, options: MendOptions) -> MendReport:
     try:
         with whole_file(manifest) as record, whole_file(output) as file:
             log = TextIOWrapper(record, "utf-8")
-            report = _Mending(path, options, log).write(file)
+            mending = Mending(path, way, rule, codec, renderer, remake, log)
+            mending.write(file, input_format, output_format)
             file.flush()
-            _check_output(Path(file.name), options, report)
-            log.write(_end_of_manifest(path, output, options, report))
+            mending.check_output(Path(file.name))
+            log.write(mending.end_of_manifest(output))
             log.detach()
     except FileRefused as refusal:
         raise MendRefused(str(refusal)) from refusal
     except OSError as error:
         place = error.filename or f"{path}, or {output},"
         raise MendRefused(f"{place} cannot be read or written: {error.strerror}.") from error
-    report.output, report.manifest = str(output), str(manifest)
-    return report
+    return mending
 
 
-def _check_output(draft: Path, options: MendOptions, report: MendReport) -> None:
-    """Read what was written again. Raises :class:`MendRefused` where it does not pass."""
-    if not report.before.trajectories:
-        raise MendRefused(f"No trajectory could be read: {report.first_not_read or 'the file holds none'}")
-    if not report.after.trajectories:
-        raise MendRefused(
-            f"Nothing would be left: every trajectory fails ({report.before.trajectories:,}), and {options.way} "
-            "mends none of them. See what fails with: rollout-inspector check."
-        )
-    checked = check_files([draft], options.codec, options.renderer, report.format)
-    verdict = verdict_on(checked, options.rule)
-    if verdict.outcome is not ExitStatus.PASSED or checked.n_trajectories != report.after.trajectories:
-        unread = [line.reason for line in checked.unread[:1]]
-        why = " ".join([*(f"{kind} is still there." for kind in verdict.failing), *verdict.reasons, *unread])
-        raise MendRefused(f"What would be written does not pass the check, so nothing is written. {why}")
-    report.after.take_kinds(checked)
+class Mending:
+    """One pass over a file, and what it changed."""
 
-
-def _end_of_manifest(path: Path, output: Path, options: MendOptions, report: MendReport) -> str:
-    more = {
-        "version": VERSION,
-        "input": str(path),
-        "output": str(output),
-        "format": report.format,
-        "way": options.way.value,
-        "tokenizer": getattr(options.codec, "name", None),
-        "chat_template_sha256": getattr(options.renderer, "chat_template_sha256", None),
-        "before": vars(report.before),
-        "after": vars(report.after),
-        "actions": dict(sorted(report.actions.items())),
-    }
-    return "\n],\n" + json.dumps(more, indent=1)[2:] + "\n"
-
-
-class _Mending:
-    """One pass over a file."""
-
-    def __init__(self, path: Path, options: MendOptions, log: IO[str]) -> None:
-        self._path, self._options, self._log = path, options, log
+    def __init__(
+        self, path: Path, way: MendWay, rule: FailRule, codec: Codec | None, renderer: Renderer | None,
+        remake: Remake | None, log: IO[str],
+    ) -> None:
+        self._path, self._way, self._rule, self._log = path, way, rule, log
+        self._codec, self._renderer, self._remake = codec, renderer, remake
         self._source = Source.of_path(path)
         self._checked = CheckedFiles()
         self._n_changes = 0
-        self.report = MendReport()
+        self.before, self.after = Figures(), Figures()
+        self.actions: Counter[str] = Counter()  # Action -> trajectories; ``not_read`` counts lines.
+        self.first_not_read = ""  # Why the first line that was not read was not.
+        self.format = ""
 
-    def write(self, file: IO[bytes]) -> MendReport:
+    def write(self, file: IO[bytes], input_format: str, output_format: str) -> None:
         """Write the output and the changes. Raises :class:`MendRefused` for a format that cannot be written."""
-        format_name, items = formats.read(self._source, self._options.input_format, ANY)
-        target = self._options.output_format or format_name.name
-        self.report.format = target
+        format_name, items = formats.read(self._source, input_format, ANY)
+        target = output_format or format_name.name
+        self.format = target
         self._log.write('{"changes": [')
         if target in OWN:
             write = FORMATS[target].write
@@ -170,8 +126,40 @@ class _Mending:
             self._patch(format_name, items, file)
         else:
             raise MendRefused(f"{format_name.title} can be read, but not written.", Remedy.OWN_FORMAT)
-        self.report.before.take_kinds(self._checked)
-        return self.report
+        self.before.take_kinds(self._checked)
+
+    def check_output(self, draft: Path) -> None:
+        """Read what was written again. Raises :class:`MendRefused` where it does not pass."""
+        if not self.before.trajectories:
+            raise MendRefused(f"No trajectory could be read: {self.first_not_read or 'the file holds none'}")
+        if not self.after.trajectories:
+            raise MendRefused(
+                f"Nothing would be left: every trajectory fails ({self.before.trajectories:,}), and {self._way} "
+                "mends none of them. See what fails with: rollout-inspector check."
+            )
+        checked = check_files([draft], self._codec, self._renderer, self.format)
+        verdict = verdict_on(checked, self._rule)
+        if verdict.outcome is not ExitStatus.PASSED or checked.n_trajectories != self.after.trajectories:
+            unread = [line.reason for line in checked.unread[:1]]
+            why = " ".join([*(f"{kind} is still there." for kind in verdict.failing), *verdict.reasons, *unread])
+            raise MendRefused(f"What would be written does not pass the check, so nothing is written. {why}")
+        self.after.take_kinds(checked)
+
+    def end_of_manifest(self, output: Path) -> str:
+        """What stands behind the changes."""
+        more = {
+            "version": VERSION,
+            "input": str(self._path),
+            "output": str(output),
+            "format": self.format,
+            "way": self._way.value,
+            "tokenizer": getattr(self._codec, "name", None),
+            "chat_template_sha256": getattr(self._renderer, "chat_template_sha256", None),
+            "before": vars(self.before),
+            "after": vars(self.after),
+            "actions": dict(sorted(self.actions.items())),
+        }
+        return "\n],\n" + json.dumps(more, indent=1)[2:] + "\n"
 
     def _values(self, found: Format, items: Iterator[Trajectory | Rejected]) -> Iterator[Trajectory]:
         for item in items:
@@ -180,7 +168,7 @@ class _Mending:
                 continue
             done = self._mend(item)
             self._tell(self._source.line if found.by_line else None, item, done)
-            yield from done.written
+            yield from (part.trajectory for part in done.written)
 
     def _patch(self, found: Format, items: Iterator[Trajectory | Rejected], file: IO[bytes]) -> None:
         """Copy each line, changed where a trajectory of it was."""
@@ -221,12 +209,11 @@ class _Mending:
         for n, (trajectory, result) in enumerate(zip(trajectories, done, strict=True)):
             if result.actions == ("masked",) and len(result.masked) == 1:
                 places = sorted((*result.masked[0], *result.unmasked[0]))
-                mask_places(record, n, places, result.written[0].rows[0])
+                mask_places(record, n, places, result.written[0].trajectory.rows[0])
             elif result.actions:
                 if result.written:
                     reason = f"It would need {', '.join(result.actions)}; in {found.title} a record is only masked or "
-                    every = tuple(range(len(trajectory.steps)))
-                    result = left_out(every, result.kinds, f"{reason}left out.")
+                    result = left_out(trajectory, result.kinds, f"{reason}left out.")
                 dropped.append(n)
             self._tell(number, trajectory, result)
         remaining = without(record, dropped, list_key)
@@ -234,41 +221,39 @@ class _Mending:
             file.write(json.dumps(remaining).encode() + b"\n")
 
     def _mend(self, trajectory: Trajectory) -> MendedTrajectory:
-        options = self._options
         first: list[Finding] | None = None
 
         def find_faults(one: Trajectory) -> list[Finding]:
             nonlocal first
-            diagnosis = diagnosis_of(one, options.codec, options.renderer)
+            diagnosis = diagnosis_of(one, self._codec, self._renderer)
             if first is None:
                 first = []
                 self._checked.add(str(self._path), None, one, diagnosis)
-            return [finding for finding in diagnosis.findings if _fails(finding, options.rule)]
+            return [finding for finding in diagnosis.findings if _fails(finding, self._rule)]
 
-        self.report.before.add(trajectory)
+        self.before.add(trajectory)
         try:
-            return mend_trajectory(trajectory, options.way, find_faults, options.remake)
+            return mend_trajectory(trajectory, self._way, find_faults, self._remake)
         except Exception as error:  # as in diagnosis_of: one odd trajectory must not stop the others
             reason = f"The repair itself failed on this trajectory ({type(error).__name__}: {error})."
-            every = tuple(range(len(trajectory.steps)))
-            return left_out(every, (), reason)
+            return left_out(trajectory, (), reason)
 
     def _not_read(self, one: Rejected) -> None:
-        self.report.actions["not_read"] += 1
-        self.report.first_not_read = self.report.first_not_read or f"line {one.line}: {one.reason}"
+        self.actions["not_read"] += 1
+        self.first_not_read = self.first_not_read or f"line {one.line}: {one.reason}"
         self._change({"line": one.line, "actions": ["not_read"], "reason": one.reason})
 
     def _tell(self, line: int | None, trajectory: Trajectory, done: MendedTrajectory) -> None:
         for part in done.written:
-            self.report.after.add(part)
+            self.after.add(part.trajectory)
         if not done.actions:
-            self.report.actions["unchanged"] += 1
+            self.actions["unchanged"] += 1
             return
-        self.report.actions.update(done.actions)
+        self.actions.update(done.actions)
         before, after = Figures(), Figures()
         before.add(trajectory)
         for part in done.written:
-            after.add(part)
+            after.add(part.trajectory)
         self._change(
             {
                 "line": line,
@@ -276,15 +261,14 @@ class _Mending:
                 "actions": list(done.actions),
                 "kinds": list(done.kinds),
                 "written": [
-                    {"trajectory": part.external_id, "steps": list(steps)}
-                    for part, steps in zip(done.written, done.steps, strict=True)
+                    {"trajectory": part.trajectory.external_id, "steps": list(part.steps)} for part in done.written
                 ],
                 "left_out": [{"steps": list(part.steps), "kinds": list(part.kinds), "reason": part.reason}
-                             for part in done.left_out],
+                             for part in done.parts if part.reason],
                 "masked": [_stretches(offsets) for offsets in done.masked],
                 "unmasked": [_stretches(offsets) for offsets in done.unmasked],
                 "n_unmasked": sum(map(len, done.unmasked)),
-                "columns_left_out": list(done.columns_left_out),
+                "columns_left_out": list(dict.fromkeys(name for part in done.written for name in part.columns)),
                 "trained_tokens": [before.trained_tokens, after.trained_tokens],
             }
         )

@@ -38,44 +38,40 @@ class MendWay(StrEnum):
     STRATEGY = "strategy"  # Its rows are those of a strategy, and its calls are left out.
 
 
-@dataclass(frozen=True)
-class LeftOut:
-    """A part of a trajectory, or all of it, that is not written."""
+@dataclass
+class MendedPart:
+    """A part of a trajectory, or all of it: what is written of it, or why it is left out."""
 
+    trajectory: Trajectory
     steps: tuple[int, ...]  # Its calls, as numbers in the source.
-    kinds: tuple[str, ...]  # The kinds of findings that it has after every repair.
-    reason: str
+    actions: list[str] = field(default_factory=list)
+    columns: list[str] = field(default_factory=list)  # Columns of rows that were built again from their steps.
+    kinds: tuple[str, ...] = ()  # Of a part that is left out: the kinds of findings that it has after every repair.
+    reason: str = ""  # Why it is left out; empty = it is written.
 
 
 @dataclass(frozen=True)
 class MendedTrajectory:
     """What became of a trajectory."""
 
-    written: tuple[Trajectory, ...]  # The trajectory itself where nothing was changed.
+    parts: tuple[MendedPart, ...]  # The trajectory itself where nothing was changed.
     actions: tuple[str, ...] = ()
     """``split``, ``masked``, ``rebuilt``, ``rows_left_out``, ``strategy``, ``left_out``; empty = unchanged."""
     kinds: tuple[str, ...] = ()  # The kinds of findings that it failed by.
-    left_out: tuple[LeftOut, ...] = ()
-    steps: tuple[tuple[int, ...], ...] = ()  # For each trajectory that is written: its calls, as numbers in the source.
     masked: tuple[tuple[int, ...], ...] = ()
     """Where masking alone was done: for each row the offsets that lost the gradient."""
     unmasked: tuple[tuple[int, ...], ...] = ()  # The same of offsets that got it, because their mask had been shifted.
-    columns_left_out: tuple[str, ...] = ()  # Columns of rows that were built again from their steps.
+
+    @property
+    def written(self) -> list[MendedPart]:
+        """The parts that are written."""
+        return [part for part in self.parts if not part.reason]
 
 
-@dataclass
-class _Part:
-    """A part of a trajectory on its way."""
-
-    trajectory: Trajectory
-    steps: tuple[int, ...]
-    actions: list[str] = field(default_factory=list)
-    columns: list[str] = field(default_factory=list)
-
-
-def left_out(steps: tuple[int, ...], kinds: tuple[str, ...], reason: str) -> MendedTrajectory:
+def left_out(trajectory: Trajectory, kinds: tuple[str, ...], reason: str) -> MendedTrajectory:
     """A trajectory of which nothing is written."""
-    return MendedTrajectory((), ("left_out",), kinds, (LeftOut(steps, kinds, reason),))
+    part = MendedPart(trajectory, tuple(range(len(trajectory.steps))), kinds=kinds, reason=reason)
+    return MendedTrajectory((part,), ("left_out",), kinds)
 
 
 def mend_trajectory(
@@ -85,35 +81,31 @@ def mend_trajectory(
     faults = find_faults(trajectory)
     every = tuple(range(len(trajectory.steps)))
     if not faults:
-        return MendedTrajectory((trajectory,), steps=(every,))
+        return MendedTrajectory((MendedPart(trajectory, every),))
     kinds = _kinds(faults)
     if way is MendWay.DROP:
-        return left_out(every, kinds, "It fails the check.")
+        return left_out(trajectory, kinds, "It fails the check.")
     if way is MendWay.STRATEGY:
         assert remake is not None
         return _remade(trajectory, kinds, find_faults, remake(trajectory))
     parts = _cut(trajectory, faults, way)
-    written: list[_Part] = []
-    dropped: list[LeftOut] = []
-    for part in parts:
+    is_split = len(parts) > 1
+    for n, part in enumerate(parts):
         remaining = find_faults(part.trajectory)
         if remaining and (repaired := _repaired(part, remaining, find_faults)) is not None:
-            part, remaining = repaired, ()
-        if remaining:
-            dropped.append(LeftOut(part.steps, _kinds(remaining), "No repair makes it pass the check."))
-        else:
-            written.append(part)
-    if way is MendWay.MASK and len(parts) == 1 and parts[0].steps != every:
+            parts[n] = repaired
+        elif remaining:
+            part.kinds, part.reason = _kinds(remaining), "No repair makes it pass the check."
+    if way is MendWay.MASK and not is_split and parts[0].steps != every:
         parts[0].actions.insert(0, "masked")
-    actions = [*(["split"] if len(parts) > 1 else []), *(action for part in written for action in part.actions)]
-    actions += ["left_out"] if dropped else []
+    written = [part for part in parts if not part.reason]
+    actions = [*(["split"] if is_split else []), *(action for part in written for action in part.actions)]
+    actions += ["left_out"] if len(written) < len(parts) else []
     same_rows = len(written) == 1 and written[0].actions == ["masked"] and written[0].steps == every
     return MendedTrajectory(
-        tuple(part.trajectory for part in written), tuple(dict.fromkeys(actions)), kinds, tuple(dropped),
-        tuple(part.steps for part in written),
+        tuple(parts), tuple(dict.fromkeys(actions)), kinds,
         _changed_masks(trajectory, written[0].trajectory, True) if same_rows else (),
         _changed_masks(trajectory, written[0].trajectory, False) if same_rows else (),
-        tuple(dict.fromkeys(name for part in written for name in part.columns)),
     )
 
 
@@ -132,25 +124,25 @@ def _changed_masks(before: Trajectory, after: Trajectory, lost: bool) -> tuple[t
 def _remade(
     trajectory: Trajectory, kinds: tuple[str, ...], find_faults: FindFaults, result: StrategyResult
 ) -> MendedTrajectory:
-    every = tuple(range(len(trajectory.steps)))
     if doubtful := sorted(UNSOUND_IDS & set(kinds)):
         reason = f"Its ids are in doubt ({', '.join(doubtful)}), and rows alone would not show it."
-        return left_out(every, kinds, reason)
+        return left_out(trajectory, kinds, reason)
     if result.refused or not result.rows:
-        return left_out(every, kinds, result.refused or "The strategy makes no row of it.")
+        return left_out(trajectory, kinds, result.refused or "The strategy makes no row of it.")
     rows = tuple(replace(row, step_indices=()) for row in result.rows)
     remade = replace(trajectory, steps=(), rows=rows, extra={**trajectory.extra, "mended": {"strategy": result.slug}})
     if faults := find_faults(remade):
         reason = f"The rows of the strategy {result.slug} fail the check."
-        return replace(left_out(every, _kinds(faults), reason), kinds=kinds)
-    columns = dict.fromkeys(name for row in trajectory.rows for name in row.columns)
-    return MendedTrajectory((remade,), ("strategy",), kinds, steps=(every,), columns_left_out=tuple(columns))
+        return replace(left_out(trajectory, _kinds(faults), reason), kinds=kinds)
+    columns = [name for row in trajectory.rows for name in row.columns]
+    part = MendedPart(remade, tuple(range(len(trajectory.steps))), columns=columns)
+    return MendedTrajectory((part,), ("strategy",), kinds)
 
 
 # -- breaks ----------------------------------------------------------------------------------------
 
 
-def _cut(trajectory: Trajectory, faults: Sequence[Finding], way: MendWay) -> list[_Part]:
+def _cut(trajectory: Trajectory, faults: Sequence[Finding], way: MendWay) -> list[MendedPart]:
     """The parts between breaks. Calls that follow each other without a break stay in one part. The way ``MASK`` keeps
     only the parts that no later part continues: what they continue is in their prompts."""
     steps, links = trajectory.steps, links_of(trajectory)
@@ -169,13 +161,13 @@ def _cut(trajectory: Trajectory, faults: Sequence[Finding], way: MendWay) -> lis
         continued = {part_of[before] for before in befores if before is not None}
         members = {first: indices for first, indices in members.items() if first not in continued}
     if len(members) <= 1 and (not members or len(next(iter(members.values()))) == len(steps)):
-        return [_Part(trajectory, tuple(range(len(steps))))]
+        return [MendedPart(trajectory, tuple(range(len(steps))))]
     return [
         _part(trajectory, tuple(indices), way, n, len(members)) for n, indices in enumerate(members.values(), start=1)
     ]
 
 
-def _part(trajectory: Trajectory, members: tuple[int, ...], way: MendWay, n: int, n_parts: int) -> _Part:
+def _part(trajectory: Trajectory, members: tuple[int, ...], way: MendWay, n: int, n_parts: int) -> MendedPart:
     number = {index: place for place, index in enumerate(members)}
     rows = []
     for row in trajectory.rows:
@@ -192,18 +184,18 @@ def _part(trajectory: Trajectory, members: tuple[int, ...], way: MendWay, n: int
     )
     has_crossing = bool(trajectory.rows) and not rows
     columns = [name for row in trajectory.rows for name in row.columns] if has_crossing else []
-    return _Part(part, members, ["rebuilt"] if has_crossing else [], columns)
+    return MendedPart(part, members, ["rebuilt"] if has_crossing else [], columns)
 
 
 # -- rows ------------------------------------------------------------------------------------------
 
 
-def _repaired(part: _Part, faults: Sequence[Finding], find_faults: FindFaults) -> _Part | None:
+def _repaired(part: MendedPart, faults: Sequence[Finding], find_faults: FindFaults) -> MendedPart | None:
     """The first repair of the rows that leaves no fault; None = there is none."""
     for action, rows, columns in _repairs(part.trajectory, faults):
         tried = replace(part.trajectory, rows=tuple(rows))
         if not find_faults(tried):
-            return _Part(tried, part.steps, [*part.actions, action], [*part.columns, *columns])
+            return MendedPart(tried, part.steps, [*part.actions, action], [*part.columns, *columns])
     return None
 
 
@@ -243,7 +235,7 @@ def _masks_of_places(rows: Sequence[Row], faults: Sequence[Finding]) -> list[Mas
     for fault in faults:
         if fault.row is None or (fault.kind == "columns_shifted" and not fault.places):
             continue
-        for start, stop in fault.places or ((fault.start, fault.stop),):
+        for start, stop in fault.stretches:
             if fault.kind == "columns_shifted":
                 masks[fault.row][start:stop] ^= True
             elif fault.kind in MASKED_AT_PLACE:

@@ -25,10 +25,10 @@ _LEVEL = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "
 
 def place_text(one: PlacedFinding) -> str:
     """Where a finding is: file, line, trajectory, step or row, tokens."""
-    place = one.place
-    file = place.file if place.line is None else f"{place.file}:{place.line}"
-    inside = f"row {place.row}" if place.step is None else f"step {place.step}"
-    return f"{line_of(file)}: {line_of(place.trajectory)}, {inside}, tokens {place.start}-{place.stop}"
+    finding = one.finding
+    file = one.file if one.line is None else f"{one.file}:{one.line}"
+    inside = f"row {finding.row}" if finding.step is None else f"step {finding.step}"
+    return f"{line_of(file)}: {line_of(one.trajectory)}, {inside}, tokens {finding.start}-{finding.stop}"
 
 
 def finding_text(one: PlacedFinding) -> str:
@@ -151,7 +151,9 @@ def as_json(checked: CheckedFiles, verdict: FilesVerdict) -> str:
 def _finding_value(one: PlacedFinding) -> dict[str, Any]:
     finding = one.finding
     return {
-        **vars(one.place), "axis": finding.axis.value, "kind": finding.kind, "severity": finding.severity.value,
+        "file": one.file, "line": one.line, "trajectory": one.trajectory, "training_step": one.training_step,
+        "step": finding.step, "row": finding.row, "start": finding.start, "stop": finding.stop,
+        "axis": finding.axis.value, "kind": finding.kind, "severity": finding.severity.value,
         "expected_ids": finding.expected_ids.tolist(), "actual_ids": finding.actual_ids.tolist(),
         "expected_text": finding.expected_text, "actual_text": finding.actual_text, "evidence": finding.evidence,
         "remedy": finding.remedy, "missing": finding.missing, "cost": vars(finding.cost),
@@ -238,11 +240,11 @@ def as_sarif(checked: CheckedFiles, verdict: FilesVerdict) -> str:
 
 
 def _location(one: PlacedFinding) -> dict[str, Any]:
-    path = PurePath(one.place.file)
+    path = PurePath(one.file)
     uri = path.as_uri() if path.is_absolute() else path.as_posix()
     location: dict[str, Any] = {"artifactLocation": {"uri": uri}}
-    if one.place.line is not None:
-        location["region"] = {"startLine": one.place.line}
+    if one.line is not None:
+        location["region"] = {"startLine": one.line}
     return location
 
 
@@ -255,10 +257,10 @@ def as_github(checked: CheckedFiles, verdict: FilesVerdict) -> str:
     for kind, count in checked.sorted_kinds():
         level = {"error": "error", "warning": "warning", "info": "notice"}[count.severity.value]
         for placed in _by_kind(checked, kind)[:MAX_TEXT]:
-            line = "" if placed.place.line is None else f",line={placed.place.line}"
+            line = "" if placed.line is None else f",line={placed.line}"
             title = workflow_property(f"{title_of(kind)} ({kind})")
             message = workflow_data(finding_text(placed))
-            lines.append(f"::{level} file={workflow_property(placed.place.file)}{line},title={title}::{message}")
+            lines.append(f"::{level} file={workflow_property(placed.file)}{line},title={title}::{message}")
         if count.n_findings > MAX_TEXT:
             lines.append(f"::notice::{kind}: {count.n_findings - MAX_TEXT:,} more.")
     for unread in checked.unread[:MAX_TEXT]:

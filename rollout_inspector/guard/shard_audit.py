@@ -53,24 +53,22 @@ the trajectories of a shard from 0. ``unread`` is null for a trajectory, and els
 tokens that the steps add, or those of the rows where there are no steps, as pages do."""
 
 
-@dataclass(frozen=True)
-class AuditShard:
-    """Whole files, or one part of a file: a range of bytes, of row groups or of sessions. JSON holds it."""
+Shard = tuple[dict[str, Any], ...]
+"""Pieces: whole files, or one part of a file, a range of bytes, of row groups or of sessions. JSON holds them. Of each
+``path``, ``bytes`` to read, ``size`` of the file, ``changed`` (nanoseconds), ``format``; the keys of a part."""
 
-    pieces: tuple[dict[str, Any], ...]
-    """``path``, ``bytes`` to read, ``size`` of the file, ``changed`` (nanoseconds), ``format``; the keys of a part."""
 
-    def key(self, settings_digest: str) -> str:
-        """The same for the same part of the same unchanged files under the same settings."""
-        value = json.dumps([self.pieces, settings_digest], sort_keys=True)
-        return hashlib.sha256(value.encode("utf-8", "backslashreplace")).hexdigest()[:32]
+def key_of(shard: Shard, settings_digest: str) -> str:
+    """The same for the same part of the same unchanged files under the same settings."""
+    value = json.dumps([shard, settings_digest], sort_keys=True)
+    return hashlib.sha256(value.encode("utf-8", "backslashreplace")).hexdigest()[:32]
 
 
 @dataclass
 class CutFiles:
     """The shards of an audit, in the order of the files, and what could not be opened."""
 
-    shards: list[AuditShard] = field(default_factory=list)
+    shards: list[Shard] = field(default_factory=list)
     n_files: int = 0
     refused: list[tuple[str, str]] = field(default_factory=list)  # (path, sentence)
 
@@ -100,11 +98,11 @@ def cut_files(
         for piece in _pieces(file, format_name, n_bytes):
             is_alone = "part" in piece or (pieces and "part" in pieces[-1])
             if pieces and (is_alone or sum(item["bytes"] for item in pieces) + piece["bytes"] > n_bytes):
-                cut.shards.append(AuditShard(tuple(pieces)))
+                cut.shards.append(tuple(pieces))
                 pieces = []
             pieces.append(piece)
     if pieces:
-        cut.shards.append(AuditShard(tuple(pieces)))
+        cut.shards.append(tuple(pieces))
     return cut
 
 
@@ -129,7 +127,7 @@ def _pieces(file: Path, format_name: str, n_bytes: int) -> Iterator[dict[str, An
 
 
 def audit(
-    shard: AuditShard, settings: AuditSettings,
+    shard: Shard, settings: AuditSettings,
     keep: Callable[[dict[str, Any], Trajectory, Diagnosis], object] = lambda *_: None,
 ) -> pa.Table:
     """Read and diagnose what a shard holds. Returns a table of :data:`SCHEMA`.
@@ -142,7 +140,7 @@ def audit(
     fallback = renderer.chat_template_sha256 if renderer is not None else ""
     rows: list[dict[str, Any]] = []
     place = 0
-    for piece in shard.pieces:
+    for piece in shard:
         name = piece["path"]
         _must_be_as_cut(piece)
         try:
@@ -179,13 +177,13 @@ def _must_be_as_cut(piece: dict[str, Any]) -> None:
         raise OSError(f"{path} changed since the audit began: its size or its time. Audit again: what is done is kept.")
 
 
-def trajectories_at(shard: AuditShard, settings: AuditSettings, places: set[int]) -> Iterator[Trajectory]:
+def trajectories_at(shard: Shard, settings: AuditSettings, places: set[int]) -> Iterator[Trajectory]:
     """Yields the trajectories of a shard at these places (column ``place``), in order. Nothing behind them is read.
 
     Each says in ``extra["audited"]`` from which file and line it is. Raises ``OSError`` when a file is not as audited.
     """
     place, last = 0, max(places, default=-1)
-    for piece in shard.pieces:
+    for piece in shard:
         _must_be_as_cut(piece)
         try:
             for line, _, item in _items(piece, settings):

@@ -5,17 +5,19 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
-from rollout_inspector.guard.checked_templates import CheckedTemplate, NamedTemplate, check_template
+import msgspec
+
+from rollout_inspector.guard.checked_templates import CheckedTemplate, check_template
 from rollout_inspector.guard.fail_rules import ExitStatus
 from rollout_inspector.guard.template_changes import (
     ChangedLines, LockComparison, changed_lines, first_difference, lines_of
 )
-from rollout_inspector.guard.text_files import read_text
+from rollout_inspector.guard.text_files import read_json
 from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.snippets import counted
 from rollout_inspector.text import chat_templates
@@ -31,22 +33,30 @@ MAX_LINES_TOLD = 10  # Changed lines of one template that are told.
 MAX_TOLD = 4  # Checks that one sentence names.
 
 
-@dataclass(frozen=True)
-class LockedTemplate:
-    """What a lock file holds of one chat template."""
+class LockedVerdict(TypedDict, total=False):
+    """Whether a template is safe for a purpose."""
 
-    text: str
-    tokenizer_sha256: str | None  # None = it was checked without a tokenizer.
-    verdicts: Mapping[str, bool | None]  # Purpose -> safe, not safe, or None = cannot be told.
-    checks: Mapping[str, str]  # Name of each check -> its status.
-    renders: Mapping[str, str]  # Name of each probe -> the digest of its two renders, text and ids.
+    safe: bool | None  # None = cannot be told.
+    sentence: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LockedTemplate:
+    """What a lock file holds of one chat template, under the same names."""
+
+    sha256: str  # Of the template's text.
+    tokenizer_sha256: str | None = None  # None = it was checked without a tokenizer.
     tokenizer: str = ""
     """The tokenizer of a template file, as a path from the folder of the lock; empty = none, or the template's own."""
+    verdicts: dict[str, LockedVerdict]  # By purpose.
+    checks: dict[str, str]  # Name of each check -> its status.
+    renders: dict[str, str]  # Name of each probe -> the digest of its two renders, text and ids.
+    template: list[str]  # Its lines, each with its break.
 
     @property
-    def sha256(self) -> str:
-        """Of the template's text."""
-        return hashlib.sha256(self.text.encode("utf-8", "surrogatepass")).hexdigest()
+    def text(self) -> str:
+        """The template's text."""
+        return "".join(self.template)
 
 
 @dataclass(frozen=True)
@@ -54,8 +64,8 @@ class TemplateLock:
     """A lock file."""
 
     templates: Mapping[str, LockedTemplate]
-    checks_version: int = chat_templates.VERSION  # The version of the checks that wrote it.
-    jinja: str = field(default_factory=lambda: version("jinja2"))  # The version of Jinja that rendered.
+    checks_version: int  # The version of the checks that wrote it.
+    jinja: str  # The version of Jinja that rendered.
 
 
 def name_in_lock(path: str | Path, lock: str | Path) -> str:
@@ -94,98 +104,65 @@ def _digest(*sides: RenderSide) -> str:
     return digest.hexdigest()
 
 
-def locked(checked: CheckedTemplate) -> LockedTemplate:
-    """What is kept of a check. It must have a report, made at ``LOCK_TIME``."""
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def locked(checked: CheckedTemplate, tokenizer: str = "") -> LockedTemplate:
+    """What is kept of a check. It must have a report, made at ``LOCK_TIME``. ``tokenizer``: as a lock file holds it."""
     report = checked.report
     assert report is not None
     return LockedTemplate(
-        report.chat_template, None if checked.template.tokenizer is None else checked.template.tokenizer.sha256,
-        {purpose.value: outcome_of(purpose, report.checks) for purpose in Purpose if purpose is not Purpose.FACTS},
-        {check.name: check.status.value for check in report.checks},
-        {check.name: _digest(both.before, both.after)
-         for check in report.checks if (both := check.comparison) is not None},
+        sha256=_sha256(report.chat_template),
+        tokenizer_sha256=None if checked.tokenizer is None else checked.tokenizer.sha256,
+        tokenizer=tokenizer,
+        verdicts={
+            purpose.value: {
+                "safe": outcome_of(purpose, report.checks), "sentence": report.verdicts.get(purpose.value, ""),
+            }
+            for purpose in Purpose if purpose is not Purpose.FACTS
+        },
+        checks={check.name: check.status.value for check in report.checks},
+        renders={check.name: _digest(both.before, both.after)
+                 for check in report.checks if (both := check.comparison) is not None},
+        template=lines_of(report.chat_template),
     )
 
 
 def lock_text(checked: Mapping[str, CheckedTemplate], tokenizers: Mapping[str, str]) -> str:
     """A lock file of templates by name, as JSON with one line for each line of a template. ``tokenizers``: name of a
     template file -> the tokenizer that it was checked with, from the folder of the lock."""
+    entries = {name: vars(locked(template, tokenizers.get(name, ""))) for name, template in sorted(checked.items())}
     value = {
-        "version": FILE_VERSION,
-        "checks_version": chat_templates.VERSION,
-        "jinja": version("jinja2"),
-        "templates": {name: _entry(template, tokenizers.get(name, "")) for name, template in sorted(checked.items())},
+        "version": FILE_VERSION, "checks_version": chat_templates.VERSION, "jinja": version("jinja2"),
+        "templates": {
+            name: {key: item for key, item in entry.items() if key != "tokenizer" or item}
+            for name, entry in entries.items()
+        },
     }
     return json.dumps(value, indent=1) + "\n"
-
-
-def _entry(checked: CheckedTemplate, tokenizer: str) -> dict[str, Any]:
-    entry = locked(checked)
-    sentences = checked.report.verdicts if checked.report is not None else {}
-    return {
-        "sha256": entry.sha256,
-        "tokenizer_sha256": entry.tokenizer_sha256,
-        **({"tokenizer": tokenizer} if tokenizer else {}),
-        "verdicts": {
-            name: {"safe": safe, "sentence": sentences.get(name, "")} for name, safe in entry.verdicts.items()
-        },
-        "checks": dict(entry.checks),
-        "renders": dict(entry.renders),
-        "template": lines_of(entry.text),
-    }
 
 
 def read_lock(path: str | Path) -> TemplateLock:
     """A lock file. Raises :class:`Refusal` with a sentence for the user."""
     make = "Write it with rollout-inspector lock."
-    try:
-        value = json.loads(read_text(path, "The lock file"))
-    except Refusal as error:
-        raise Refusal(f"{error} {make}") from error
-    except (ValueError, RecursionError) as error:
-        raise Refusal(f"The lock file {path} is not JSON. {make}") from error
+    value = read_json(path, "The lock file", make)
     templates = value.get("templates") if isinstance(value, dict) else None
     if not isinstance(templates, dict) or value.get("version") != FILE_VERSION:
         raise Refusal(f"{path} is no lock file of version {FILE_VERSION}: it has no such 'templates'. {make}")
     locked_templates = {}
     for name, entry in templates.items():
-        template = _read_entry(entry)
-        if template is None:
+        try:
+            template = locked_templates[name] = msgspec.convert(entry, LockedTemplate)
+            is_sound = len(template.text) <= TEMPLATE_CHARS and _sha256(template.text) == template.sha256
+        except msgspec.ValidationError:
+            is_sound = False
+        if not is_sound:
             raise Refusal(f"The lock file {path} is broken at {name[:200]!r}. {make}")
-        locked_templates[name] = template
     checks_version, jinja = value.get("checks_version"), value.get("jinja")
     if not isinstance(checks_version, int) or not isinstance(jinja, str):
         raise Refusal(f"The lock file {path} does not say which version wrote it. {make}")
     return TemplateLock(locked_templates, checks_version, jinja[:40])
-
-
-def _read_entry(entry: Any) -> LockedTemplate | None:
-    """An entry of a lock file; None where it is broken."""
-    if not isinstance(entry, dict):
-        return None
-    lines, tokenizer = entry.get("template"), entry.get("tokenizer_sha256")
-    verdicts, folder = entry.get("verdicts"), entry.get("tokenizer", "")
-    checks, renders = _texts(entry.get("checks")), _texts(entry.get("renders"))
-    if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
-        return None
-    if checks is None or renders is None or not isinstance(verdicts, dict):
-        return None
-    safe: dict[str, Any] = {
-        name: verdict.get("safe") if isinstance(verdict, dict) else "" for name, verdict in verdicts.items()
-    }
-    if not all(isinstance(flag, bool | None) for flag in safe.values()):
-        return None
-    if not isinstance(tokenizer, str | None) or not isinstance(folder, str):
-        return None
-    template = LockedTemplate("".join(lines), tokenizer, safe, checks, renders, folder)
-    is_sound = len(template.text) <= TEMPLATE_CHARS and template.sha256 == entry.get("sha256")
-    return template if is_sound else None
-
-
-def _texts(value: Any) -> dict[str, str] | None:
-    if isinstance(value, dict) and all(isinstance(text, str) for text in value.values()):
-        return value
-    return None
 
 
 def compare_with_lock(checked: CheckedTemplate, lock: TemplateLock, name: str) -> LockComparison:
@@ -196,9 +173,9 @@ def compare_with_lock(checked: CheckedTemplate, lock: TemplateLock, name: str) -
         names = ", ".join(sorted(lock.templates)) or "none"
         lack = f"The lock file has no template {name}." if name else "Say which template of the lock file this is."
         return LockComparison(ExitStatus.UNDECIDED, (f"{lack} It has: {names}.{' Lock it too.' if name else ''}",))
-    tokenizer = checked.template.tokenizer
+    tokenizer = checked.tokenizer
     if checked.report is None:
-        if checked.template.text == before.text:
+        if checked.text == before.text:
             return LockComparison(ExitStatus.UNDECIDED)
         return LockComparison(ExitStatus.FAILED, (f"The template changed and cannot be rendered. {checked.error}",))
     after = locked(checked)
@@ -220,9 +197,9 @@ def compare_with_lock(checked: CheckedTemplate, lock: TemplateLock, name: str) -
         changes += _render_changes(before, after, checked.report)
     lines: list[ChangedLines] = []
     if after.sha256 != before.sha256:
-        older = check_template(NamedTemplate(name, before.text, tokenizer), now=LOCK_TIME).report
+        older = check_template(name, before.text, tokenizer, now=LOCK_TIME).report
         if older is not None:
-            texts = (older.chat_template, checked.template.text)
+            texts = (older.chat_template, checked.text)
             was_renderer, now_renderer = (TemplateRenderer(tokenizer, text, LOCK_TIME) for text in texts)
             lines = changed_lines(was_renderer, now_renderer, older, LOCK_TIME)
             alone = any(line.titles for line in lines)
@@ -242,9 +219,10 @@ def compare_with_lock(checked: CheckedTemplate, lock: TemplateLock, name: str) -
 
 def _verdict_changes(before: LockedTemplate, after: LockedTemplate) -> Iterable[str]:
     words = {True: "safe", False: "not safe", None: "cannot be told"}
-    for purpose, safe in after.verdicts.items():
-        if purpose in before.verdicts and before.verdicts[purpose] is not safe:
-            yield f"{purpose}: {words[before.verdicts[purpose]]} became {words[safe]}."
+    for purpose, verdict in after.verdicts.items():
+        was, now = before.verdicts.get(purpose, verdict).get("safe"), verdict["safe"]
+        if was is not now:
+            yield f"{purpose}: {words[was]} became {words[now]}."
 
 
 def _check_changes(before: LockedTemplate, after: LockedTemplate, report: CheckReport) -> Iterable[str]:

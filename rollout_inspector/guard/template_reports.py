@@ -40,7 +40,7 @@ def as_text(found: Sequence[CheckedTemplate]) -> str:
 
 def _decided(checked: CheckedTemplate, check: Check) -> str:
     """Which condition decides on a difference, as a sentence after a blank; empty = not known."""
-    decision = check.to_dict(checked.template.text)["decided_by"]
+    decision = check.to_dict(checked.text)["decided_by"]
     return "" if decision is None else f" Decided on line {decision['line']}: {decision['source']}"
 
 
@@ -56,7 +56,7 @@ def as_json(found: Sequence[CheckedTemplate]) -> str:
 
 def _value(one: CheckedTemplate) -> dict[str, Any]:
     report, compared = one.report, one.compared
-    tokenizer = one.template.tokenizer
+    tokenizer = one.tokenizer
     return {
         "name": one.name,
         "outcome": one.outcome.name.lower(),
@@ -80,7 +80,7 @@ def _value(one: CheckedTemplate) -> dict[str, Any]:
 
 
 def _check_value(checked: CheckedTemplate, check: Check) -> dict[str, Any]:
-    value = check.to_dict(checked.template.text)
+    value = check.to_dict(checked.text)
     names = ("name", "title", "purpose", "status", "void", "decisive", "detail", "line", "source", "decided_by")
     return {name: value[name] for name in names}
 

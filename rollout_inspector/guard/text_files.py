@@ -1,6 +1,8 @@
 """Files of text that a user names, read and written."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 from rollout_inspector.outputs import whole_file
 from rollout_inspector.refusal import Refusal
@@ -8,19 +10,29 @@ from rollout_inspector.refusal import Refusal
 MAX_BYTES = 64 << 20
 
 
-def read_text(path: str | Path, what: str, max_bytes: int = MAX_BYTES) -> str:
+def read_text(path: str | Path, what: str) -> str:
     """The text of a file. ``what`` the file is begins the sentence of :class:`Refusal`."""
     try:
         with open(path, "rb") as file:
-            data = file.read(max_bytes + 1)
+            data = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise Refusal(f"{what} {path} cannot be read: {error.strerror}.") from error
-    if len(data) > max_bytes:
-        raise Refusal(f"{what} {path} is larger than {max_bytes >> 20} MB. Name another file.")
+    if len(data) > MAX_BYTES:
+        raise Refusal(f"{what} {path} is larger than {MAX_BYTES >> 20} MB. Name another file.")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise Refusal(f"{what} {path} is not UTF-8 text (byte {error.start}). Name another file.") from error
+
+
+def read_json(path: str | Path, what: str, remedy: str) -> Any:
+    """The JSON value of a file. ``what`` the file is begins the sentence of :class:`Refusal`, ``remedy`` ends it."""
+    try:
+        return json.loads(read_text(path, what))
+    except Refusal as error:
+        raise Refusal(f"{error} {remedy}") from error
+    except (ValueError, RecursionError) as error:
+        raise Refusal(f"{what} {path} is not JSON. {remedy}") from error
 
 
 def check_place(path: str | Path, what: str) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rollout_inspector.guard.checked_files import (
-    CheckedFiles, KindCount, PlacedFinding, codec_of, diagnosis_of, placed_finding, title_of
+    CheckedFiles, KindCount, PlacedFinding, codec_of, diagnosis_of, title_of
 )
 from rollout_inspector.guard.fail_rules import ExitStatus, FailRule, FilesVerdict, fail_rule, undecided_reasons
 from rollout_inspector.guard.report_formats import REPORTS, finding_text
@@ -208,7 +208,8 @@ class Guard:
             finding for finding in diagnosis.findings
             if finding.kind != "not_decidable" and self._rule.concerns(finding.kind, KindCount(finding.severity))
         ]
-        placed = [placed_finding(finding, "trainer", None, trajectory) for finding in failing]
+        name, step = trajectory.external_id, trajectory.training_step
+        placed = [PlacedFinding(finding, "trainer", None, name, step) for finding in failing]
         with self._lock:
             self._checked.add("trainer", None, trajectory, diagnosis)
             self._counts["checked"] += 1

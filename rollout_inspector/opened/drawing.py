@@ -82,7 +82,7 @@ def _places(
 ) -> Iterator[tuple[tuple[int, int], bool]]:
     """Where the row holds the places of findings, and whether each is a note alone."""
     for finding in findings:
-        for start, stop in finding.places or ((finding.start, finding.stop),):
+        for start, stop in finding.stretches:
             place: tuple[int, int] | None = (start, stop) if finding.row == index else None
             if finding.step is not None and finding.row is None and finding.step < len(trajectory.steps):
                 place = place_in_row(trajectory.steps, row, finding.step, start, stop)

@@ -9,12 +9,12 @@ import pyarrow as pa
 
 from rollout_inspector.diagnose.checks import Diagnosis
 from rollout_inspector.guard.audit_settings import AuditSettings
-from rollout_inspector.guard.shard_audit import AuditShard, audit
+from rollout_inspector.guard.shard_audit import Shard, audit
 from rollout_inspector.opened.index import written
 from rollout_inspector.streams.trajectory import Trajectory
 
 
-def audit_and_keep(folder: Path, shard: AuditShard, settings: AuditSettings) -> pa.Table:
+def audit_and_keep(folder: Path, shard: Shard, settings: AuditSettings) -> pa.Table:
     """As :func:`audit`. ``folder``: of the index, whose ``take_checked`` takes over what is kept."""
     diagnosed: list[tuple[Any, ...]] = []
 
@@ -25,7 +25,7 @@ def audit_and_keep(folder: Path, shard: AuditShard, settings: AuditSettings) -> 
 
     table = audit(shard, settings, keep)
     with closing(sqlite3.connect(folder / "index.sqlite3", 60)) as database, database:
-        stale = {(piece["path"], piece["changed"]) for piece in shard.pieces}
+        stale = {(piece["path"], piece["changed"]) for piece in shard}
         database.executemany("DELETE FROM checked WHERE path = ? AND changed != ?", stale)
         database.executemany("INSERT OR REPLACE INTO checked VALUES (?, ?, ?, ?, ?, ?, ?)", diagnosed)
     return table

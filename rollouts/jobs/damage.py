@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from rollout_inspector.diagnose.loss_weights.damage import damage_case
-from rollout_inspector.diagnose.loss_weights.figures import FindingPlaces
 from rollout_inspector.diagnose.loss_weights.rules import RULES
 from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.trajectory import NO_IDS, Trajectory
@@ -25,7 +24,7 @@ from rollouts.store.runs.logprob_columns import mark_of
 from rollouts.store.runs.runs import run_of_job
 from rollouts.store.trajectories.groups import advantages_of_groups
 from rollouts.store.trajectories.trajectories import load_trajectories, trajectory_batches
-from rollouts.store.trajectories.trajectory_parts import findings_in_order, places_of
+from rollouts.store.trajectories.trajectory_parts import findings_in_order, placed_finding
 
 ENGINE = next(name for name, spec in ENGINES.items() if spec.has_gradients)  # The engine whose model has gradients.
 BATCH = 20  # Trajectories that are loaded at once.
@@ -80,14 +79,10 @@ def _measure(
     vocabulary: Vocabulary, beat: Beat,
 ) -> dict[str, Any]:
     findings = list(findings_in_order(record))
-    placed = [
-        FindingPlaces(finding.kind, finding.row_index, finding.step_index, tuple(places_of(finding)), finding.severity)
-        for finding in findings
-    ]
     for ids in (*(row.ids for row in value.rows), *(step.stream for step in value.steps)):
         vocabulary.check(record, ids)
     try:
-        case = damage_case(value, placed, advantage, options.get("rule", ""))
+        case = damage_case(value, [*map(placed_finding, findings)], advantage, options.get("rule", ""))
         figures = wait_for(owner.call(methodcaller("damage", case, options.get("layers"))), beat)
     except (Refusal, RequestRefused) as error:
         return {"findings": findings, "shares": {}, "missing": str(error)}

@@ -5,13 +5,13 @@ import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
+from rollout_inspector.diagnose.finding import Finding
 from rollout_inspector.diagnose.gap.figures import trainer_column
 from rollout_inspector.diagnose.gap.token_classes import TokenClasses
-from rollout_inspector.diagnose.loss_weights.figures import (
-    IN_TRAJECTORY, FindingPlaces, TrajectoryWeights, WeightSums, moved
-)
+from rollout_inspector.diagnose.loss_weights.figures import IN_TRAJECTORY, TrajectoryWeights, WeightSums, moved
 from rollout_inspector.diagnose.loss_weights.row_weights import common_advantage, with_columns_of
 from rollout_inspector.diagnose.loss_weights.rules import MEANS
 from rollout_inspector.refusal import Refusal
@@ -27,7 +27,7 @@ from rollouts.store.runs.runs import run_of_job
 from rollouts.store.trajectories.findings import places_of_findings
 from rollouts.store.trajectories.groups import advantages_of_groups
 from rollouts.store.trajectories.trajectories import finished_trajectories, load_trajectories, trajectory_batches
-from rollouts.store.trajectories.trajectory_parts import places_of
+from rollouts.store.trajectories.trajectory_parts import placed_finding
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ def run_key(run: Run) -> str:
     return hashlib.sha256(repr((*parts, run.n_rewards, run.reward_sum)).encode()).hexdigest()
 
 
-Counted = tuple[Trajectory, float | None, Sequence[FindingPlaces], TrajectoryWeights]
+Counted = tuple[Trajectory, float | None, Sequence[Finding], TrajectoryWeights]
 """A trajectory that was counted as recorded: itself, its advantage, its findings and its weights."""
 
 
@@ -63,7 +63,7 @@ class _StrategySums:
             return
         value, advantage, findings, weights = counted
         common = common_advantage(value.rows) if value.rows else None
-        kinds = [FindingPlaces(kind, None, None, ()) for kind in {finding.kind for finding in findings}]
+        kinds = [replace(finding, step=None, row=None) for finding in {one.kind: one for one in findings}.values()]
         rows = [with_columns_of(row, value.rows, with_advantages=common is None) for row in result.rows]
         self._before.append(weights)
         self._after.append(self._sums.add(value, rows, advantage if common is None else common, kinds))
@@ -130,8 +130,7 @@ class RunWeights:
                 placed = []
                 for finding in findings[record.pk]:
                     self.severities.setdefault(finding.kind, finding.severity)
-                    places = tuple(places_of(finding))
-                    placed.append(FindingPlaces(finding.kind, finding.row_index, finding.step_index, places))
+                    placed.append(placed_finding(finding))
                 advantage = self._advantages.get(record.pk)
                 weights = self.sums.add(value, rows, advantage, placed)
                 yield value, advantage, placed, weights

@@ -2,13 +2,15 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from rollout_inspector.diagnose.finding import Axis, Finding, Severity
 from rollout_inspector.diagnose.gap.token_classes import TokenClasses
-from rollout_inspector.diagnose.loss_weights.figures import FindingPlaces, WeightSums, moved
+from rollout_inspector.diagnose.loss_weights.figures import WeightSums, moved
 from rollout_inspector.diagnose.loss_weights.row_weights import (
     common_advantage, loss_inputs, row_weights, with_columns_of
 )
@@ -138,7 +140,7 @@ def test_sums_are_those_of_the_batch_written_out() -> None:
     for step, batch in batches.items():
         for n, values in enumerate(batch):
             one = Trajectory(f"{step}-{n}", rows=(row_of_values(*values),), training_step=step)
-            places = (FindingPlaces("odd", 0, None, ((0, 2),)),) if n == 1 else ()
+            places = (finding("odd", row=0, places=((0, 2),)),) if n == 1 else ()
             weights[step, n] = sums.add(one, one.rows, None, places)
     assert (sums.trajectories, sums.rows, sums.batches) == (6, 6, 2)
     assert sums.tokens == sum(len(values[0]) for batch in batches.values() for values in batch)
@@ -198,6 +200,10 @@ def test_values_that_are_no_numbers_leave_tokens_undecided() -> None:
     assert (sums.left_out, sums.tokens) == (1, 0) and sums.share("tokens", "odd", "row_mean") == [None] * 5
 
 
+def finding(kind: str, step: int | None = None, row: int | None = None, **place: Any) -> Finding:
+    return Finding(Axis.ROW, kind, Severity.ERROR, step, row, **place)
+
+
 def two_steps() -> Trajectory:
     ids = [np.arange(start, start + 4, dtype=np.int32) for start in (0, 10, 20)]
     logprobs = np.full(4, -0.5, np.float32)
@@ -210,7 +216,7 @@ def test_a_finding_of_a_step_is_placed_in_the_rows_that_train_it() -> None:
     rows = merged_rows(one.steps)
     assert len(rows) == 1
     sums = WeightSums()
-    sums.add(one, rows, 1.0, [FindingPlaces("odd", None, 1, ((12, 14),)), FindingPlaces("else", None, None, ((0, 0),))])
+    sums.add(one, rows, 1.0, [finding("odd", step=1, places=((12, 14),)), finding("else")])
     assert sums.share("tokens", "odd", "token_mean")[0] == pytest.approx(2 / 8)
     assert sums.share("rows", "odd", "token_mean")[0] == 1.0 and sums.share("rows", "else", "row_sum")[0] == 0.0
     assert sums.share("trajectories", "else", "row_sum")[0] == 1.0
@@ -218,7 +224,7 @@ def test_a_finding_of_a_step_is_placed_in_the_rows_that_train_it() -> None:
     cut = (replace(rows[0], step_indices=(0,)), Row(rows[0].ids[8:], rows[0].loss_mask[8:], step_indices=(1,)))
     held = replace(one, rows=cut)
     sums = WeightSums()
-    sums.add(held, held.rows, 1.0, [FindingPlaces("odd", None, 1, ((12, 14),))])
+    sums.add(held, held.rows, 1.0, [finding("odd", step=1, places=((12, 14),))])
     assert sums.share("tokens", "odd", "token_mean")[0] == pytest.approx(2 / 12)
     assert sums.share("tokens", "odd", "row_mean")[0] == pytest.approx(2 / 4 / 2)
 

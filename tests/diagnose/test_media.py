@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from rollout_inspector.diagnose import Diagnosis, examine
+from rollout_inspector.diagnose.context import DiagnosisContext
 from rollout_inspector.diagnose.media import FAMILIES, MediaFamily, check_media
 from rollout_inspector.streams.interfaces import Codec
 from rollout_inspector.streams.trajectory import Ids, Row, Step, Trajectory, ids_array
@@ -47,9 +48,10 @@ class FamilyCodec:
 
 def checked(codec: Any, ids: Ids, **source: Any) -> tuple[str, str]:
     """The evidence of the fault, and what is not known."""
-    media = check_media(ids, codec, source)
-    assert media is not None
-    return (media.fault.evidence if media.fault else "", media.lacks)
+    case = DiagnosisContext(Trajectory(""), codec, None)
+    fault = check_media(case, ids, source)
+    (lacks,) = case.media_lacks
+    return (fault.evidence if fault else "", lacks)
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: f"{family.medium} {family.pads[0]}")
@@ -80,7 +82,8 @@ def test_placeholders_are_counted_against_the_grid() -> None:
     assert "the grid is of 2" in checked(codec, codec.ids(40), image_grid_thw=[[1, 16, 10]] * 2)[0]
     assert checked(codec, codec.ids(40)) == ("", "number of image tokens"), "never passed without a number"
     assert "No placeholder of image" in checked(codec, ids_array([WORD] * 4), image_grid_thw=[[1, 16, 10]])[0]
-    assert check_media(ids_array([WORD] * 4), codec, {}) is None  # type: ignore[arg-type]
+    case = DiagnosisContext(Trajectory(""), codec, None)  # type: ignore[arg-type]
+    assert check_media(case, ids_array([WORD] * 4), {}) is None and not case.media_lacks
 
 
 def test_frames_of_a_video_are_counted_together() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rollout_inspector.diagnose.finding import Axis, Finding, Severity
 from rollout_inspector.diagnose.loss_weights.damage import damage_case
-from rollout_inspector.diagnose.loss_weights.figures import FindingPlaces
 from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.prefix import merged_rows
 from rollout_inspector.streams.trajectory import Origin, Row, Step, Trajectory, ids_array
@@ -46,8 +46,8 @@ def row(*masked: tuple[int, int], ids_of: np.ndarray | None = None, **more: Any)
     return Row(stream, mask, columns={"advantages": advantages, **more}, step_indices=(0, 1))
 
 
-def finding(kind: str, *places: tuple[int, int], step: int | None = None) -> FindingPlaces:
-    return FindingPlaces(kind, 0, step, places, "error")
+def finding(kind: str, *places: tuple[int, int], step: int | None = None) -> Finding:
+    return Finding(Axis.ROW, kind, Severity.ERROR, step, 0, places=places)
 
 
 def gradient(engine: Any, terms: Sequence[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:

@@ -23,13 +23,12 @@ from urllib.parse import urlsplit
 import msgspec
 import numpy as np
 
-from rollout_inspector.formats import Source
-from rollout_inspector.formats.readers import recorded_calls
+from rollout_inspector.formats import FORMATS, Source
 from rollout_inspector.gauntlet.captured import read_captured
 from rollout_inspector.gauntlet.engine import GauntletEngine
 from rollout_inspector.gauntlet.harness import GauntletHarness, joined
 from rollout_inspector.gauntlet.play import play
-from rollout_inspector.gauntlet.properties import Evidence, Verdict, decide
+from rollout_inspector.gauntlet.properties import Verdict, decide
 from rollout_inspector.streams.prefix import merged_rows
 from rollout_inspector.streams.trajectory import Trajectory
 
@@ -121,7 +120,7 @@ class Proxy:
         if "writes rows alone" not in self.fault.habits:
             (self.folder / "calls.jsonl").write_bytes(data)
         rows = []
-        for trajectory in recorded_calls.read(Source.of_bytes(data)):
+        for trajectory in FORMATS["recorded_calls"].read(Source.of_bytes(data)):
             if isinstance(trajectory, Trajectory):
                 rows += [self.fault.row(self, _row_line(row)) for row in merged_rows(trajectory.steps) if len(row.ids)]
         (self.folder / "rows.jsonl").write_bytes(b"".join(_encode(row) + b"\n" for row in rows))
@@ -279,8 +278,7 @@ def verdicts(folder: Path, fault: Fault) -> dict[str, Verdict]:
             play(harness)
         finally:
             proxy.close()
-        evidence = Evidence(harness.answers, engine.calls, read_captured(folder, engine.game))
-        return {verdict.name: verdict for verdict in decide(evidence)}
+        return {verdict.name: verdict for verdict in decide(read_captured(folder, harness))}
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ from rollout_inspector.guard.audit_folder import FINDINGS, SUMMARY, TRAJECTORIES
 from rollout_inspector.guard.audit_runners import on_processes
 from rollout_inspector.guard.audit_settings import AuditSettings
 from rollout_inspector.guard.checked_files import check_files
-from rollout_inspector.guard.shard_audit import AuditShard, audit, cut_files, trajectories_at
+from rollout_inspector.guard.shard_audit import Shard, audit, cut_files, key_of, trajectories_at
 from rollouts.gallery import BUNDLE
 from rollouts.sampling.demo_policy import MODEL_DIR
 from tests.conftest import ROOT
@@ -81,7 +81,7 @@ def test_two_processes_write_the_bytes_of_one_and_find_what_check_finds(
     }
     found = pq.read_table(tmp_path / "one" / FINDINGS).to_pylist()
     assert [(one["kind"], one["line"], one["trajectory"], one["start"], one["stop"]) for one in found] == [
-        (one.finding.kind, one.place.line, one.place.trajectory, one.place.start, one.place.stop)
+        (one.finding.kind, one.line, one.trajectory, one.finding.start, one.finding.stop)
         for one in checked.found
     ]
     (unread,) = pq.read_table(tmp_path / "one" / UNREAD).to_pylist()
@@ -95,7 +95,7 @@ def test_a_stopped_audit_goes_on_and_a_changed_file_is_read_again(
 
     def counting(todo: Any, settings: AuditSettings, *_: Any) -> Iterator[tuple[str, pa.Table]]:
         for key, shard in todo.items():
-            read.append(shard.pieces[0]["path"])
+            read.append(shard[0]["path"])
             yield key, audit(shard, settings)
 
     monkeypatch.setattr("rollout_inspector.commands.audit.on_processes", counting)
@@ -119,7 +119,7 @@ def test_a_stopped_audit_goes_on_and_a_changed_file_is_read_again(
     assert set(pq.read_table(tmp_path / "out" / TRAJECTORIES)["training_step"].to_pylist()) == {7}
 
 
-def failing(shard: AuditShard, settings: AuditSettings) -> pa.Table:
+def failing(shard: Shard, settings: AuditSettings) -> pa.Table:
     raise RecursionError("too deep")
 
 
@@ -129,8 +129,8 @@ def test_a_reader_that_fails_costs_its_shard(files: Path) -> None:
     assert str(found).startswith("A shard could not be read (RecursionError: too deep).")
 
 
-def dying(shard: AuditShard, settings: AuditSettings) -> pa.Table:
-    if "step_9" in shard.pieces[0]["path"]:
+def dying(shard: Shard, settings: AuditSettings) -> pa.Table:
+    if "step_9" in shard[0]["path"]:
         os._exit(9)
     return audit(shard, settings)
 
@@ -138,17 +138,17 @@ def dying(shard: AuditShard, settings: AuditSettings) -> pa.Table:
 def test_a_process_that_dies_costs_only_its_shard(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit_runners, "MAX_DEATHS", 1)
     cut = cut_files([files / "step_9", files / "step_10", files / "gallery.jsonl"], n_bytes=SMALL)
-    alone = [AuditShard((piece,)) for shard in cut.shards for piece in shard.pieces]
+    alone = [(piece,) for shard in cut.shards for piece in shard]
     found = dict(on_processes({str(n): shard for n, shard in enumerate(alone)}, PLAIN, 2, dying))
     assert set(found) == {str(n) for n in range(len(alone))}
     for n, shard in enumerate(alone):
-        if "step_9" in shard.pieces[0]["path"]:
+        if "step_9" in shard[0]["path"]:
             assert f"killed {audit_runners.MAX_DEATHS} times" in found[str(n)]
         else:
             assert found[str(n)].equals(audit(shard, PLAIN))
 
 
-def slow(shard: AuditShard, settings: AuditSettings) -> pa.Table:
+def slow(shard: Shard, settings: AuditSettings) -> pa.Table:
     print(os.getpid(), flush=True)
     time.sleep(60)
     return audit(shard, settings)
@@ -173,8 +173,8 @@ def test_a_killed_audit_leaves_no_process(files: Path) -> None:
 
 def test_a_shard_survives_json_and_flagged_trajectories_are_found_again(files: Path) -> None:
     for shard in cut_files([files], n_bytes=SMALL).shards:
-        again = AuditShard(tuple(json.loads(json.dumps(shard.pieces))))
-        assert again == shard and again.key("d") == shard.key("d") != shard.key("e")
+        again = tuple(json.loads(json.dumps(shard)))
+        assert again == shard and key_of(again, "d") == key_of(shard, "d") != key_of(shard, "e")
         rows = [one for one in audit(shard, PLAIN).to_pylist() if one["unread"] is None]
         flagged = {one["place"]: one["trajectory"] for one in rows if one["findings"]}
         assert [one.external_id for one in trajectories_at(again, PLAIN, set(flagged))] == list(flagged.values())
@@ -212,14 +212,14 @@ def test_a_file_that_is_gone_or_changed_is_no_result(files: Path, tmp_path: Path
     shards = cut_files([files], n_bytes=SMALL).shards
     (files / "gallery.jsonl").write_text("{}")
     with pytest.raises(OSError, match="changed since the audit began"):
-        audit(next(one for one in shards if "gallery" in one.pieces[0]["path"]), PLAIN)
-    step = next(one for one in shards if "step_9" in one.pieces[0]["path"])
+        audit(next(one for one in shards if "gallery" in one[0]["path"]), PLAIN)
+    step = next(one for one in shards if "step_9" in one[0]["path"])
     os.utime(files / "step_9" / "rollouts.jsonl", (1, 1))  # as long as before, and written again
     with pytest.raises(OSError, match="changed since the audit began"):
         audit(step, PLAIN)
     (files / "gallery.jsonl").unlink()
     with pytest.raises(FileNotFoundError, match="Mount it at the same path"):
-        audit(next(one for one in shards if "gallery" in one.pieces[0]["path"]), PLAIN)
+        audit(next(one for one in shards if "gallery" in one[0]["path"]), PLAIN)
 
 
 def test_what_an_audit_wrote_is_not_read_by_the_next_one(files: Path, small: None, alone: None) -> None:

@@ -18,8 +18,8 @@ from rollout_inspector.formats.writers.exports import EXPORTS, write
 from rollout_inspector.formats.writers.mask_patches import PATCHED, without
 from rollout_inspector.guard import mended_file
 from rollout_inspector.guard.checked_files import check_files
-from rollout_inspector.guard.mended_file import OWN, MendOptions, MendRefused
-from rollout_inspector.guard.mended_trajectory import MendedTrajectory, MendWay
+from rollout_inspector.guard.mended_file import OWN, MendRefused
+from rollout_inspector.guard.mended_trajectory import MendedPart, MendedTrajectory, MendWay
 from rollout_inspector.refusal import Remedy
 from rollout_inspector.streams.prefix import merged_rows
 from rollout_inspector.streams.trajectory import Row, Trajectory
@@ -45,7 +45,7 @@ def read(path: Path) -> dict[str, Trajectory]:
 
 def mend(path: Path, way: MendWay = MendWay.SPLIT, **more: Any) -> tuple[Path, dict[str, Any]]:
     output = path.with_name("mended.out")
-    mended_file.mend_file(path, output, MendOptions(way, **more))
+    mended_file.mend_file(path, output, way, **more)
     assert not list(path.parent.glob("*.part"))
     return output, json.loads(output.with_name("mended.out.manifest.json").read_text())
 
@@ -304,11 +304,11 @@ def test_an_output_that_fails_is_never_written(tmp_path: Path, monkeypatch: pyte
     path.write_text(lines_of("clean", "whitespace_changed"))
 
     def does_nothing(trajectory: Trajectory, *_: Any) -> MendedTrajectory:
-        return MendedTrajectory((trajectory,), steps=((0, 1),))
+        return MendedTrajectory((MendedPart(trajectory, (0, 1)),))
 
     monkeypatch.setattr(mended_file, "mend_trajectory", does_nothing)
     with pytest.raises(MendRefused, match="does not pass the check, so nothing is written"):
-        mended_file.mend_file(path, output, MendOptions())
+        mended_file.mend_file(path, output)
     assert [one.name for one in tmp_path.iterdir()] == ["in.jsonl"]
 
 

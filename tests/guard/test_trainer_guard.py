@@ -32,7 +32,7 @@ def test_a_finding_warns_raises_or_drops(caplog: pytest.LogCaptureFixture) -> No
     assert "logprob_invalid" in caplog.text and "call-1-rows-1, row 0" in caplog.text
     with pytest.raises(GuardFailed, match="logprob_invalid: ") as failed:
         Guard(sample=1, on="raise").rows(rows)
-    assert failed.value.findings[0].place.trajectory == "call-1-rows-1"
+    assert failed.value.findings[0].trajectory == "call-1-rows-1"
     assert Guard(sample=1, on="raise").rows([GOOD]) == [GOOD]
     assert Guard(sample=1, on="raise", fail_on="none").rows(rows) is rows
     drops = Guard(sample=1, on="drop")

@@ -95,7 +95,7 @@ def _verdict(case: FieldCase, checked: CheckedFiles, findings: tuple[PlacedFindi
 def _stands_at(one: PlacedFinding, place: str) -> bool:
     if not place:
         return True
-    where = one.place
+    where = one.finding
     step_or_row, _, offset = place.partition(", offset ")
     at = {f"step {where.step}", f"row {where.row}"}
     return step_or_row in at and (not offset or where.start <= int(offset) <= max(where.stop, where.start))

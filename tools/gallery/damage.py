@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rollout_inspector.diagnose import KINDS, diagnose
+from rollout_inspector.diagnose.finding import Finding
 from rollout_inspector.diagnose.loss_weights.damage import damage_case
-from rollout_inspector.diagnose.loss_weights.figures import FindingPlaces
 from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.align import align_ids, sampled_stream
 from rollout_inspector.streams.prefix import merge_steps
@@ -37,20 +37,16 @@ class KindDamage:
     why: str = ""
 
 
-Case = tuple[str, str, Trajectory, list[FindingPlaces]]
+Case = tuple[str, str, Trajectory, list[Finding]]
 
 
 def cases(policy: Policy, trajectories: Iterable[Trajectory]) -> Iterator[Case]:
     """Kind, how the rows hold it, trajectory and its findings, of each trajectory that is called after a kind."""
     others = {sha256_of(text): policy.renderer(name) for name, text in policy.templates.items()}
 
-    def placed(trajectory: Trajectory) -> list[FindingPlaces]:
+    def placed(trajectory: Trajectory) -> list[Finding]:
         own = policy.context.renderer
-        findings = diagnose(trajectory, policy.codec, lambda sha256: others.get(sha256) if sha256 else own)
-        return [
-            FindingPlaces(one.kind, one.row, one.step, one.places or ((one.start, one.stop),), one.severity)
-            for one in findings
-        ]
+        return diagnose(trajectory, policy.codec, lambda sha256: others.get(sha256) if sha256 else own)
 
     for trajectory in trajectories:
         kind = trajectory.external_id
@@ -84,7 +80,7 @@ def over_breaks(trajectory: Trajectory) -> Row:
 
 
 def _damage(
-    policy: Policy, trajectory: Trajectory, kind: str, rows: str, findings: list[FindingPlaces]
+    policy: Policy, trajectory: Trajectory, kind: str, rows: str, findings: list[Finding]
 ) -> KindDamage:
     try:
         measured = policy.engine.damage(damage_case(trajectory, findings, None, "uncorrected"))

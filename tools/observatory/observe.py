@@ -21,7 +21,7 @@ from typing import Any
 
 from rollout_inspector.commands.template_options import template_paths
 from rollout_inspector.commands.tokenizer_options import template_text
-from rollout_inspector.guard.checked_templates import NamedTemplate, check_template
+from rollout_inspector.guard.checked_templates import check_template
 from rollout_inspector.guard.template_lock import LOCK_TIME
 from rollout_inspector.outputs import whole_file
 from rollout_inspector.refusal import Refusal
@@ -76,7 +76,7 @@ def look(path: str, root: Path, repairs: bool) -> dict[str, Any]:
     try:
         text = template_text(path, "The chat template")
         value |= {"sha256": hashlib.sha256(text.encode()).hexdigest(), "text": text}
-        checked = check_template(NamedTemplate(name, text), PURPOSES, LOCK_TIME)
+        checked = check_template(name, text, purposes=PURPOSES, now=LOCK_TIME)
         value["error"] = checked.error
         if (report := checked.report) is not None:
             value["purposes"] = {purpose.value: purpose_value(purpose, report) for purpose in PURPOSES}

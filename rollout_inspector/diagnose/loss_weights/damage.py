@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rollout_inspector.diagnose.finding import Severity
+from rollout_inspector.diagnose.finding import Finding, Severity
 from rollout_inspector.diagnose.gap.figures import trainer_column
-from rollout_inspector.diagnose.loss_weights.figures import FindingPlaces
+from rollout_inspector.diagnose.loss_weights.figures import rows_of, stretches
 from rollout_inspector.diagnose.loss_weights.row_weights import (
     ADVANTAGES, advantage_column, loss_inputs, row_weights, with_columns_of
 )
@@ -66,7 +66,7 @@ class DamageCase:
 
 
 def damage_case(
-    value: Trajectory, findings: Sequence[FindingPlaces], advantage: float | None, rule: str = ""
+    value: Trajectory, findings: Sequence[Finding], advantage: float | None, rule: str = ""
 ) -> DamageCase:
     """What is to be measured of a trajectory. ``findings`` in reading order; ``advantage`` of its group, if any.
     ``rule``: a slug of ``RULES``; empty = GRPO where the trainer's log-probabilities are known, else no correction.
@@ -124,13 +124,13 @@ def _completed(row: Row, level: float) -> Row:
 
 
 def _has_right_values(
-    findings: Sequence[FindingPlaces], rows: Sequence[Row], index: int, kinds: Sequence[str] = _VALUES
+    findings: Sequence[Finding], rows: Sequence[Row], index: int, kinds: Sequence[str] = _VALUES
 ) -> bool:
-    return not any(finding.kind in kinds and index in finding.rows_of(rows) for finding in findings)
+    return not any(finding.kind in kinds and index in rows_of(finding, rows) for finding in findings)
 
 
 def _as_sampled(
-    row: Row, rows: Sequence[Row], steps: Sequence[Step], findings: Sequence[FindingPlaces], level: float
+    row: Row, rows: Sequence[Row], steps: Sequence[Step], findings: Sequence[Finding], level: float
 ) -> Row:
     """A row that follows from steps, with the values that the stored rows have for the same tokens."""
     forwarded = [stored for n, stored in enumerate(rows) if _has_right_values(findings, rows, n, [_OTHER])]
@@ -144,7 +144,7 @@ def _as_sampled(
     return replace(row, logprobs=None) if is_invalid else row
 
 
-def _without_steps(rows: Sequence[Row], findings: Sequence[FindingPlaces], level: float) -> list[Row]:
+def _without_steps(rows: Sequence[Row], findings: Sequence[Finding], level: float) -> list[Row]:
     """Rows with the mask and the values that they should have. Raises :class:`Refusal` where nobody can tell."""
     sampled = []
     for index, row in enumerate(rows):
@@ -155,7 +155,7 @@ def _without_steps(rows: Sequence[Row], findings: Sequence[FindingPlaces], level
         elif kinds & {"mask_overrun", "row_not_sampled"}:
             raise Refusal("It is not known what was sampled: the rows came without steps, and no origin says it.")
         else:
-            for start, stop in (place for finding in own if finding.kind in _FLIPPED for place in finding.places):
+            for start, stop in (place for finding in own if finding.kind in _FLIPPED for place in finding.stretches):
                 mask[start:stop] ^= True
         is_wrong = not _has_right_values(findings, rows, index)
         advantages = np.where(is_wrong | (mask & ~row.loss_mask), np.float32(level), row.columns[ADVANTAGES])
@@ -178,7 +178,7 @@ def _weights(row: Row, rule: str, scores: Floats) -> Values:
 
 def _causes(
     value: Trajectory, rows: Sequence[tuple[Row, int, int, int]], chain_of: dict[int, int], sequences: Sequence[Ids],
-    findings: Sequence[FindingPlaces],
+    findings: Sequence[Finding],
 ) -> tuple[Ids, ...]:
     """The finding that marks a token, of several the one of fewest tokens; else the nearest before it; else the first.
     Notes explain nothing."""
@@ -187,10 +187,10 @@ def _causes(
         if finding.severity == Severity.INFO:
             continue
         if finding.step in chain_of:
-            marks.append((chain_of[finding.step], _offsets(finding.places), number))
-        for index in finding.rows_of([row for row, *_ in rows]):
+            marks.append((chain_of[finding.step], _offsets(finding.stretches), number))
+        for index in rows_of(finding, [row for row, *_ in rows]):
             row, own, other, shared = rows[index]
-            offsets = _offsets(finding.stretches(value, [row for row, *_ in rows], index) or [(0, 1)])
+            offsets = _offsets(stretches(finding, value, [row for row, *_ in rows], index) or [(0, 1)])
             marks += [(own, offsets, number), (other, np.minimum(offsets, shared), number)]
     causes = tuple(np.zeros(len(ids), np.int32) for ids in sequences)
     for is_cause in (False, True):  # what a row trains instead is the consequence of a break, where one is found

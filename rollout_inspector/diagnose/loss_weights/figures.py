@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rollout_inspector.diagnose.finding import Finding
 from rollout_inspector.diagnose.gap.token_classes import TokenClass, TokenClasses
 from rollout_inspector.diagnose.loss_weights.row_weights import ADVANTAGES, loss_inputs, missing_words, row_weights
 from rollout_inspector.diagnose.loss_weights.rules import MEANS, RULES, RowWeights
@@ -25,32 +26,22 @@ Sums = NDArray[np.float64]
 _RULES = tuple(RULES.values())
 
 
-@dataclass(frozen=True)
-class FindingPlaces:
-    """Where a finding is."""
+def rows_of(finding: Finding, rows: Sequence[Row]) -> list[int]:
+    """The rows that a finding is in: the row that it names, else those that train its step."""
+    if finding.row is not None:
+        return [finding.row] if finding.row < len(rows) else []
+    return [n for n, row in enumerate(rows) if finding.step in row.step_indices]
 
-    kind: str
-    row: int | None
-    step: int | None
-    places: tuple[tuple[int, int], ...]
-    """Stretches ``[start, stop)`` of the step's stream, or of the row where there is no step."""
-    severity: str = ""
 
-    def rows_of(self, rows: Sequence[Row]) -> list[int]:
-        """The rows that it is in: the row that it names, else those that train its step."""
-        if self.row is not None:
-            return [self.row] if self.row < len(rows) else []
-        return [n for n, row in enumerate(rows) if self.step in row.step_indices]
-
-    def stretches(self, trajectory: Trajectory, rows: Sequence[Row], index: int) -> list[tuple[int, int]]:
-        """The tokens ``[start, stop)`` of a row that stand at its places."""
-        if self.step is None or self.row is not None or not trajectory.rows:
-            return list(self.places)  # a row that follows from steps starts with the stream of each of them
-        if trajectory.n_ids > MAX_ALIGNED_TOKENS or self.step >= len(trajectory.steps):
-            return []
-        row = rows[index]
-        stretches = [place_in_row(trajectory.steps, row, self.step, start, stop) for start, stop in self.places]
-        return [place for place in stretches if place is not None]
+def stretches(finding: Finding, trajectory: Trajectory, rows: Sequence[Row], index: int) -> list[tuple[int, int]]:
+    """The tokens ``[start, stop)`` of a row that stand at the places of a finding."""
+    step = finding.step
+    if step is None or finding.row is not None or not trajectory.rows:
+        return list(finding.stretches)  # a row that follows from steps starts with the stream of each of them
+    if trajectory.n_ids > MAX_ALIGNED_TOKENS or step >= len(trajectory.steps):
+        return []
+    places = [place_in_row(trajectory.steps, rows[index], step, start, stop) for start, stop in finding.stretches]
+    return [place for place in places if place is not None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +73,7 @@ class WeightSums:
 
     def add(
         self, trajectory: Trajectory, rows: Sequence[Row], advantage: float | None,
-        findings: Sequence[FindingPlaces] = (),
+        findings: Sequence[Finding] = (),
     ) -> TrajectoryWeights:
         """Count a trajectory. ``rows``: those that a trainer would read, its stored ones or a strategy's.
         ``advantage``: for rows without a column of advantages."""
@@ -133,7 +124,7 @@ class WeightSums:
         for kind, sums in sums_by_group.items():
             self._hold(AT, kind, batch, sums)
         for kind in {finding.kind for finding in findings}:
-            inside = {n for finding in findings if finding.kind == kind for n in finding.rows_of(rows)}
+            inside = {n for finding in findings if finding.kind == kind for n in rows_of(finding, rows)}
             self._hold(IN_ROW, kind, batch, sum((of_rows[n] for n in inside), _none()))
             self._hold(IN_TRAJECTORY, kind, batch, total)
         return TrajectoryWeights(batch, n_tokens, n_rows, total, tuple(counts[:, 0].tolist()))
@@ -149,14 +140,14 @@ class WeightSums:
         of_class[:, rule, 1] += weights / len(kinds)
 
     def _marked(
-        self, trajectory: Trajectory, rows: Sequence[Row], index: int, findings: Sequence[FindingPlaces]
+        self, trajectory: Trajectory, rows: Sequence[Row], index: int, findings: Sequence[Finding]
     ) -> dict[str, NDArray[np.bool_]]:
         """Kind -> the tokens of a row ``[T]`` that stand at a place of such a finding."""
         marked: dict[str, NDArray[np.bool_]] = {}
         for finding in findings:
-            if index in finding.rows_of(rows):
+            if index in rows_of(finding, rows):
                 mark = marked.setdefault(finding.kind, np.zeros(len(rows[index].ids), dtype=np.bool_))
-                for start, stop in finding.stretches(trajectory, rows, index):
+                for start, stop in stretches(finding, trajectory, rows, index):
                     mark[start:stop] = True
         return marked
 

@@ -6,17 +6,14 @@ The gateway of agent-lightning records each call that passes it, request and ass
 a rollout are one trajectory, in the order of the file.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from rollout_inspector.formats import limits, shapes
-from rollout_inspector.formats.containers.cutting import parts_of
-from rollout_inspector.formats.containers.source import Source
 from rollout_inspector.formats.readers.recorded_calls import steps_of
-from rollout_inspector.formats.readers.sessions import Session, read_sessions, session_parts
-from rollout_inspector.formats.registry import Format, Rejected, each_batch, having
+from rollout_inspector.formats.readers.sessions import Session, session_format
+from rollout_inspector.formats.registry import batch_format, having
 from rollout_inspector.formats.shapes import BadLine
 from rollout_inspector.streams.trajectory import Step, Trajectory
 
@@ -24,10 +21,6 @@ _ROLLOUT = ("rollout_id", "status", "config")
 _DATA = ("request", "response", "server", "model", "model_version", "prompt_token_ids", "response_token_ids")
 _EVENT = ("event_type", "rollout_id", "attempt_id", "data")
 MAX_TYPES = 50  # Types of other events that are counted for a trajectory.
-
-
-def read(source: Source) -> Iterator[Trajectory | Rejected]:
-    return read_sessions(source, _attempt, _add_line)
 
 
 def _attempt(value: Mapping[str, Any], number: int) -> str:
@@ -102,13 +95,11 @@ def _archived(value: Any, number: int) -> list[Trajectory]:
 
 
 FORMATS = (
-    Format(
+    session_format(
         "agent_lightning_events", "agent-lightning events (model_request)",
-        having("event_type", "rollout_id", "data"), read, cut=partial(session_parts, session_id=_attempt),
-        by_line=False,
+        having("event_type", "rollout_id", "data"), _attempt, _add_line,
     ),
-    Format(
-        "agent_lightning_archive", "agent-lightning archived rollouts", having("rollout", "events"),
-        partial(each_batch, read_batch=_archived), cut=parts_of,
+    batch_format(
+        "agent_lightning_archive", "agent-lightning archived rollouts", having("rollout", "events"), _archived
     ),
 )

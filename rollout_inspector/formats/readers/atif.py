@@ -4,12 +4,10 @@ A step of the agent is one call of the model. Facts: https://harborframework.com
 """
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from rollout_inspector.formats import limits, shapes
-from rollout_inspector.formats.containers.cutting import parts_of
-from rollout_inspector.formats.registry import PART_OF_REQUESTS, Format, each_batch, has_keys
+from rollout_inspector.formats.registry import PART_OF_REQUESTS, batch_format, has_keys
 from rollout_inspector.formats.shapes import BadLine
 from rollout_inspector.streams.trajectory import Message, Step, Trajectory
 
@@ -108,7 +106,4 @@ def detect(values: Sequence[Any]) -> bool:
     )
 
 
-FORMAT = Format(
-    "atif", "ATIF trajectory.json (harbor)", detect, partial(each_batch, read_batch=_batch), PART_OF_REQUESTS,
-    cut=parts_of,
-)
+FORMAT = batch_format("atif", "ATIF trajectory.json (harbor)", detect, _batch, PART_OF_REQUESTS)

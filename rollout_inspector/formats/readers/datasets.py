@@ -2,15 +2,13 @@
 TRL ``trl/trainer/sft_trainer.py`` and ``dpo_trainer.py`` (the columns of their data sets)."""
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from rollout_inspector.formats import shapes
-from rollout_inspector.formats.containers.cutting import parts_of
 from rollout_inspector.formats.readers.trainer_rows import labelled
-from rollout_inspector.formats.registry import ROWS_ALONE, Format, each_batch, has_keys
+from rollout_inspector.formats.registry import ROWS_ALONE, batch_format, has_keys
 from rollout_inspector.formats.shapes import BadLine
 from rollout_inspector.streams.prefix import common_prefix
 from rollout_inspector.streams.trajectory import Ids, Mask, Row, Trajectory
@@ -118,12 +116,6 @@ def _detect_pairs(values: Sequence[Any]) -> bool:
 
 
 FORMATS = (
-    Format(
-        "sft_rows", "Rows for supervised training", _detect_rows, partial(each_batch, read_batch=_batch), ROWS_ALONE,
-        cut=parts_of,
-    ),
-    Format(
-        "preference_rows", "Preference pairs with token ids", _detect_pairs, partial(each_batch, read_batch=_pair),
-        ROWS_ALONE, cut=parts_of,
-    ),
+    batch_format("sft_rows", "Rows for supervised training", _detect_rows, _batch, ROWS_ALONE),
+    batch_format("preference_rows", "Preference pairs with token ids", _detect_pairs, _pair, ROWS_ALONE),
 )

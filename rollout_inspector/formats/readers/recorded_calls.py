@@ -7,29 +7,23 @@ OpenAI write it: the answer stands in ``response.body``, and ``custom_id`` names
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from rollout_inspector.formats import limits, shapes
 from rollout_inspector.formats.call_fields import other_fields
-from rollout_inspector.formats.containers.source import Source
 from rollout_inspector.formats.readers.nemo_gym import output_steps
-from rollout_inspector.formats.readers.sessions import Session, read_sessions, session_parts
-from rollout_inspector.formats.registry import NO_REQUESTS, Format, Rejected, has_keys
+from rollout_inspector.formats.readers.sessions import Session, session_format
+from rollout_inspector.formats.registry import NO_REQUESTS, has_keys
 from rollout_inspector.formats.sglang_meta import META, VERSIONS, sampled, token_texts, versions
 from rollout_inspector.formats.shapes import BadLine
 from rollout_inspector.formats.top_logprobs import alternatives_of, id_named
-from rollout_inspector.streams.trajectory import NO_IDS, Floats, Ids, Request, Step, Trajectory
+from rollout_inspector.streams.trajectory import NO_IDS, Floats, Ids, Request, Step
 
 _REQUEST = ("messages", "tools", "chat_template_kwargs", "temperature", "top_p", "top_k")
 _CHOICE = ("index", "token_ids", "logprobs", "message", "text", "finish_reason", "stop_reason", "matched_stop",
            "prompt_token_ids", "meta_info", *VERSIONS)
 _LINE = ("session_id", "tokenizer", "request", "response", "reward", "group", "trajectory_stop_reason",
          "policy_version", "custom_id", "error")
-
-
-def read(source: Source) -> Iterator[Trajectory | Rejected]:
-    return read_sessions(source, _session_id, _add_line)
 
 
 def _session_id(value: Mapping[str, Any], number: int) -> str:
@@ -208,14 +202,11 @@ def detect(values: Sequence[Any]) -> bool:
     )
 
 
-_CALLS = Format(
-    "recorded_calls", "Recorded calls (requests and answers of a vLLM server)", detect, read,
-    cut=partial(session_parts, session_id=_session_id), by_line=False,
-)
 FORMATS = (
-    replace(
-        _CALLS, name="batch_output", title="Batch output (vLLM run_batch, OpenAI)", detect=_detect_batch,
-        lacks=NO_REQUESTS,
+    session_format(
+        "batch_output", "Batch output (vLLM run_batch, OpenAI)", _detect_batch, _session_id, _add_line, NO_REQUESTS
     ),
-    _CALLS,
+    session_format(
+        "recorded_calls", "Recorded calls (requests and answers of a vLLM server)", detect, _session_id, _add_line
+    ),
 )

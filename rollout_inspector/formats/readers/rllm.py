@@ -1,26 +1,20 @@
 """rLLM gateway traces: one model call a line, with the request's messages. A gateway in cumulative mode writes of each
 prompt only what it adds to the stream of the call before it."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from rollout_inspector.formats import shapes
-from rollout_inspector.formats.containers.source import Source
-from rollout_inspector.formats.readers.sessions import Session, read_sessions, session_parts
-from rollout_inspector.formats.registry import Format, Rejected, has_keys
+from rollout_inspector.formats.readers.sessions import Session, session_format
+from rollout_inspector.formats.registry import has_keys
 from rollout_inspector.formats.shapes import BadLine
-from rollout_inspector.streams.trajectory import Ids, Request, Step, Trajectory
+from rollout_inspector.streams.trajectory import Ids, Request, Step
 
 _KNOWN = ("session_id", "model", "messages", "tools", "prompt_token_ids", "completion_token_ids", "logprobs",
           "finish_reason", "weight_version", "temperature", "reward", "response_message", "trace_id",
           "prompt_delta_token_ids", "parent_trace_id")
-
-
-def read(source: Source) -> Iterator[Trajectory | Rejected]:
-    return read_sessions(source, _session_id, _add_line)
 
 
 def _session_id(value: Mapping[str, Any], number: int) -> str:
@@ -80,6 +74,4 @@ def detect(values: Sequence[Any]) -> bool:
     )
 
 
-FORMAT = Format(
-    "rllm", "rLLM gateway traces", detect, read, cut=partial(session_parts, session_id=_session_id), by_line=False
-)
+FORMAT = session_format("rllm", "rLLM gateway traces", detect, _session_id, _add_line)

@@ -1,15 +1,13 @@
 """rLLM's own values as JSON: ``Episode.to_dict()``, ``Trajectory.to_dict()`` or ``Step.to_dict()``, one a line."""
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from rollout_inspector.formats import limits, shapes
 from rollout_inspector.formats.call_fields import other_fields, rows_with_columns
-from rollout_inspector.formats.containers.cutting import parts_of
-from rollout_inspector.formats.registry import PART_OF_REQUESTS, Format, each_batch, has_keys
+from rollout_inspector.formats.registry import PART_OF_REQUESTS, batch_format, has_keys
 from rollout_inspector.formats.shapes import BadLine
 from rollout_inspector.streams.trajectory import Floats, Step, Trajectory
 
@@ -119,7 +117,4 @@ def detect(values: Sequence[Any]) -> bool:
     return _is_step(record)
 
 
-FORMAT = Format(
-    "rllm_steps", "rLLM episodes, trajectories and steps", detect, partial(each_batch, read_batch=_batch),
-    PART_OF_REQUESTS, cut=parts_of,
-)
+FORMAT = batch_format("rllm_steps", "rLLM episodes, trajectories and steps", detect, _batch, PART_OF_REQUESTS)

@@ -3,6 +3,7 @@
 from array import array
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -13,7 +14,7 @@ from rollout_inspector.formats import limits, shapes
 from rollout_inspector.formats.containers.cutting import holds_lines
 from rollout_inspector.formats.containers.file_part import FilePart
 from rollout_inspector.formats.containers.source import Source, SourceLine
-from rollout_inspector.formats.registry import Rejected
+from rollout_inspector.formats.registry import Detect, Format, Rejected
 from rollout_inspector.formats.shapes import BadLine
 from rollout_inspector.streams.prefix import shared_with_stream
 from rollout_inspector.streams.trajectory import Ids, Mask, Step, Trajectory
@@ -104,12 +105,25 @@ def _share_messages(step: Step, before: Step) -> Step:
 SessionId = Callable[[Mapping[str, Any], int], str]
 
 
+AddLine = Callable[[Session, dict[str, Any]], None]
+
+
+def session_format(
+    name: str, title: str, detect: Detect, session_id: SessionId, add_line: AddLine, lacks: str = "",
+    by_length: bool = False,
+) -> Format:
+    """A format whose files hold one call a line. ``session_id``: the session of a line. ``add_line`` adds the line to
+    it. ``by_length`` orders steps by prompt length, not by line."""
+    read = partial(read_sessions, session_id=session_id, add_line=add_line, by_length=by_length)
+    return Format(name, title, detect, read, lacks, cut=partial(session_parts, session_id=session_id), by_line=False)
+
+
 def read_sessions(
-    source: Source, session_id: SessionId, add_line: Callable[[Session, dict[str, Any]], None], by_length: bool = False,
+    source: Source, session_id: SessionId, add_line: AddLine, by_length: bool = False
 ) -> Iterator[Trajectory | Rejected]:
     """Yields trajectories in the order in which they end. The file is read twice, first for session ids alone, so only
     unfinished trajectories are in memory. Of a part of :func:`session_parts` the first reading is done. A line that
-    cannot be read rejects its whole session. ``by_length`` orders steps by prompt length, not by line."""
+    cannot be read rejects its whole session."""
     sessions_of_part = source.part and source.part.sessions
     is_last = sessions_of_part[2] if sessions_of_part else _last_of_each(_sessions_of_lines(source, session_id))
     sessions: dict[str, Session] = {}

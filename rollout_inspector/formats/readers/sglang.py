@@ -1,23 +1,17 @@
 """Answers of SGLang's ``/generate``, one a line, alone or beside their request. ``meta_info`` holds what was sampled.
 Lines of one ``session_id`` are one trajectory, in the order of the file."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rollout_inspector.formats import limits, sglang_meta, shapes
 from rollout_inspector.formats.call_fields import other_fields
-from rollout_inspector.formats.containers.source import Source
-from rollout_inspector.formats.readers.sessions import Session, read_sessions, session_parts
-from rollout_inspector.formats.registry import NO_REQUESTS, Format, Rejected, has_keys
-from rollout_inspector.streams.trajectory import Step, Trajectory
+from rollout_inspector.formats.readers.sessions import Session, session_format
+from rollout_inspector.formats.registry import NO_REQUESTS, has_keys
+from rollout_inspector.streams.trajectory import Step
 
 _LINE = ("session_id", "request", "response", "reward", "group", "tokenizer", "input_ids", "training_step")
 _ANSWER = ("meta_info", "text", "output_ids", "input_ids")
-
-
-def read(source: Source) -> Iterator[Trajectory | Rejected]:
-    return read_sessions(source, _session_id, _add_line)
 
 
 def _session_id(value: Mapping[str, Any], number: int) -> str:
@@ -107,7 +101,4 @@ def detect(values: Sequence[Any]) -> bool:
     return _is_answer(record)
 
 
-FORMAT = Format(
-    "sglang", "SGLang answers (meta_info)", detect, read, NO_REQUESTS,
-    cut=partial(session_parts, session_id=_session_id), by_line=False,
-)
+FORMAT = session_format("sglang", "SGLang answers (meta_info)", detect, _session_id, _add_line, NO_REQUESTS)

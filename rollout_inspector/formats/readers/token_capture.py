@@ -1,24 +1,18 @@
 """NeMo Gym token capture ``<rollout_id>.tokens.jsonl``: one model call a line, ordered by prompt length."""
 
-from collections.abc import Iterator, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 from rollout_inspector.formats import shapes
-from rollout_inspector.formats.containers.source import Source
 from rollout_inspector.formats.readers.nemo_gym import assistant_message
-from rollout_inspector.formats.readers.sessions import Session, read_sessions, session_parts
-from rollout_inspector.formats.registry import NO_REQUESTS, Format, Rejected, having
+from rollout_inspector.formats.readers.sessions import Session, session_format
+from rollout_inspector.formats.registry import NO_REQUESTS, having
 from rollout_inspector.formats.shapes import BadLine
-from rollout_inspector.streams.trajectory import Step, Trajectory
+from rollout_inspector.streams.trajectory import Step
 
 NEWEST = 1
 _KNOWN = ("rollout_id", "model", "prompt_token_ids", "generation_token_ids", "generation_log_probs", "output_items",
           "schema_version")
-
-
-def read(source: Source) -> Iterator[Trajectory | Rejected]:
-    return read_sessions(source, _rollout_id, _add_line, by_length=True)
 
 
 def _rollout_id(value: Mapping[str, Any], number: int) -> str:
@@ -45,7 +39,7 @@ def _add_line(session: Session, value: dict[str, Any]) -> None:
     )
 
 
-FORMAT = Format(
-    "token_capture", "NeMo Gym token capture", having("prompt_token_ids", "generation_token_ids"), read, NO_REQUESTS,
-    cut=partial(session_parts, session_id=_rollout_id), by_line=False,
+FORMAT = session_format(
+    "token_capture", "NeMo Gym token capture", having("prompt_token_ids", "generation_token_ids"), _rollout_id,
+    _add_line, NO_REQUESTS, by_length=True,
 )

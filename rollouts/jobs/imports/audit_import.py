@@ -11,7 +11,7 @@ from rollout_inspector.diagnose.finding import Severity
 from rollout_inspector.formats.readers import inspector_jsonl
 from rollout_inspector.guard.audit_folder import FINDINGS, read_summary
 from rollout_inspector.guard.audit_settings import AuditSettings
-from rollout_inspector.guard.shard_audit import AuditShard, trajectories_at
+from rollout_inspector.guard.shard_audit import trajectories_at
 from rollout_inspector.outputs import whole_file
 from rollout_inspector.refusal import Refusal
 
@@ -43,7 +43,7 @@ def write_flagged(
                     place, rank = (finding["shard"], finding["place"]), _WORST_FIRST.index(finding["severity"])
                     worst[place] = min(rank, worst.get(place, rank))
         settings = AuditSettings(**summary["settings"])
-        shards = [AuditShard(tuple(pieces)) for pieces in summary["pieces"]]
+        shards = [tuple(pieces) for pieces in summary["pieces"]]
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise Refusal(f"{folder} cannot be read: {error}. Run the audit again.") from error
     if not worst:

@@ -137,7 +137,7 @@ def places_of_findings(
 ) -> dict[int, list[models.StoredFinding]]:
     """Key of a trajectory -> its findings, as far as they say where they are and how grave. One query."""
     findings = models.StoredFinding.objects.filter(trajectory__in=[record.pk for record in trajectories])
-    columns = ("trajectory_id", "kind", "severity", "row_index", "step_index", "start", "stop", "places")
+    columns = ("trajectory_id", "axis", "kind", "severity", "row_index", "step_index", "start", "stop", "places")
     by_trajectory: dict[int, list[models.StoredFinding]] = defaultdict(list)
     for finding in findings.exclude(kind=without_kind).order_by("pk").only(*columns):
         by_trajectory[finding.trajectory_id].append(finding)

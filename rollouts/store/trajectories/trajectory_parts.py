@@ -8,7 +8,7 @@ from typing import Any
 from django.db.models import Case, Count, Exists, F, Max, Min, OuterRef, Q, QuerySet, Sum, When, Window
 from django.db.models.functions import Length, RowNumber, Substr
 
-from rollout_inspector.diagnose.finding import Axis, Severity
+from rollout_inspector.diagnose.finding import Axis, Finding, Severity
 from rollout_inspector.streams.trajectory import Floats, Ids
 from rollouts.store.models import Content, StoredFinding, StoredRow, StoredStep, StoredTrajectory
 from rollouts.store.token_arrays import reading
@@ -240,6 +240,14 @@ def places_of(finding: StoredFinding) -> list[tuple[int, int]]:
         return [(finding.start, finding.stop)]
     edges = finding.places.tolist()
     return list(zip(edges[::2], edges[1::2], strict=True))
+
+
+def placed_finding(finding: StoredFinding) -> Finding:
+    """A stored finding without its ids and texts: what it is, and where."""
+    return Finding(
+        Axis(finding.axis), finding.kind, Severity(finding.severity), finding.step_index, finding.row_index,
+        finding.start, finding.stop, places=tuple(places_of(finding)),
+    )
 
 
 def steps_with_finding(trajectory: StoredTrajectory, kind: str) -> list[int]:
