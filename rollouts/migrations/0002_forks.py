@@ -12,27 +12,23 @@ class Migration(migrations.Migration):
     ]
 
     operations = [
-        migrations.CreateModel(
-            name='Fork',
-            fields=[
-                ('run', models.OneToOneField(on_delete=django.db.models.deletion.CASCADE, primary_key=True, related_name='fork', serialize=False, to='rollouts.run')),
-                ('row', models.PositiveIntegerField(help_text='The row of the parent in which the place is.')),
-                ('offset', models.PositiveIntegerField(help_text="The place: the first token that is not the parent's.")),
-                ('step_index', models.PositiveIntegerField(help_text="The parent's step of the place; null = not known.", null=True)),
-                ('n_shared', models.PositiveIntegerField(help_text='Ids of the parent that the prefix begins with.')),
-                ('tail_ids', rollouts.store.fields.IdsField(help_text='Ids of the prefix behind these: another token, or another text.')),
-                ('prompt_length', models.PositiveIntegerField(help_text='Ids of the prefix before the turn that is continued.')),
-                ('token_id', models.IntegerField(help_text='The token that stands at the place instead.', null=True)),
-                ('text', models.TextField(help_text='What the strategy observes instead; empty = what was recorded.', null=True)),
-                ('goes_on', models.BooleanField(default=False, help_text='Also where the environment answers otherwise.')),
-                ('pair', models.CharField(blank=True, help_text='The two sides of a break share it.', max_length=16)),
-                ('side', models.CharField(blank=True, choices=[('sampled', 'Sampled'), ('broken', 'Broken')], max_length=10)),
-                ('finding', models.PositiveIntegerField(help_text='Number of the finding whose sides these are.', null=True)),
-                ('base_step', models.ForeignKey(help_text='The step whose stream begins with the shared ids; null = the row has its own ids.', null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to='rollouts.storedstep')),
-                ('parent', models.ForeignKey(help_text='Null = it was deleted.', null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='forks', to='rollouts.storedtrajectory')),
-            ],
-            options={
-                'indexes': [models.Index(condition=models.Q(('pair', ''), _negated=True), fields=['pair'], name='fork_pair')],
-            },
-        ),
+        migrations.CreateModel("Fork", [
+            ('run', models.OneToOneField(on_delete=django.db.models.deletion.CASCADE, primary_key=True, related_name='fork', serialize=False, to='rollouts.run')),
+            ('row', models.PositiveIntegerField(help_text='The row of the parent in which the place is.')),
+            ('offset', models.PositiveIntegerField(help_text="The place: the first token that is not the parent's.")),
+            ('step_index', models.PositiveIntegerField(help_text="The parent's step of the place; null = not known.", null=True)),
+            ('n_shared', models.PositiveIntegerField(help_text='Ids of the parent that the prefix begins with.')),
+            ('tail_ids', rollouts.store.fields.IdsField(help_text='Ids of the prefix behind these: another token, or another text.')),
+            ('prompt_length', models.PositiveIntegerField(help_text='Ids of the prefix before the turn that is continued.')),
+            ('token_id', models.IntegerField(help_text='The token that stands at the place instead.', null=True)),
+            ('text', models.TextField(help_text='What the strategy observes instead; empty = what was recorded.', null=True)),
+            ('goes_on', models.BooleanField(default=False, help_text='Also where the environment answers otherwise.')),
+            ('pair', models.CharField(blank=True, help_text='The two sides of a break share it.', max_length=16)),
+            ('side', models.CharField(blank=True, choices=[('sampled', 'Sampled'), ('broken', 'Broken')], max_length=10)),
+            ('finding', models.PositiveIntegerField(help_text='Number of the finding whose sides these are.', null=True)),
+            ('base_step', models.ForeignKey(help_text='The step whose stream begins with the shared ids; null = the row has its own ids.', null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to='rollouts.storedstep')),
+            ('parent', models.ForeignKey(help_text='Null = it was deleted.', null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='forks', to='rollouts.storedtrajectory')),
+        ], options={
+            'indexes': [models.Index(condition=models.Q(('pair', ''), _negated=True), fields=['pair'], name='fork_pair')],
+        }),
     ]
