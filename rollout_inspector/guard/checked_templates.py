@@ -105,7 +105,7 @@ def check_template(
     now: str = "",
 ) -> CheckedTemplate:
     """Check a template that a user named; what cannot be rendered at all becomes an ``error``. ``now``: an ISO date
-    and time that templates with a clock are told; empty = the real one. ``renderer`` renders in the template's place."""
+    and time that templates with a clock are told; empty = the real one. ``renderer`` takes the template's place."""
     try:
         report, problem = chat_templates.check(tokenizer, text, now=now, renderer=renderer), ""
     except (RenderFailed, TokenizerUnusable) as error:

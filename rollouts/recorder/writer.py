@@ -229,7 +229,7 @@ class Writer:
         recorded = next(items, Rejected(None, "it is empty."))
         if isinstance(recorded, Rejected):
             raise ValueError(recorded.reason)
-        steps = [replace(step, engine=self.engine) for step in recorded.steps]
+        steps = [replace(step, engine=self.engine) for step in summarised(recorded).steps]
         name = call.session
         if not name:
             name = self._conversations.name(steps[0], f"conversation-{timezone.now():%Y%m%d-%H%M%S}-{self._n_begun}")
