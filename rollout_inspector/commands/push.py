@@ -16,8 +16,8 @@ from stat import S_ISDIR, S_ISREG
 from typing import IO, Any
 
 from rollout_inspector.client.adapters.pushed_files import (
-    GROWING, MAX_PART_BYTES, MAX_PREFIX, answer_text, end_of_lines, is_trajectory, lines_between, prefix_of,
-    rejected_of, shown, step_of
+    GROWING, MAX_PART_BYTES, MAX_PREFIX, answer_text, count_answer, counts_text, end_of_lines, is_trajectory,
+    lines_between, prefix_of, shown, step_of
 )
 from rollout_inspector.client.client import Client, ServerError
 from rollout_inspector.commands.main import refuse
@@ -73,10 +73,7 @@ def run(options: Namespace) -> int:
     see = f"See {client.url}/runs/{client.run}"
     if is_new and not counts["trajectories"] + counts["known"]:
         see = "Nothing was taken, so there is no run."
-    print(
-        f"{counts['trajectories']:,} trajectories stored, {counts['known']:,} known, {counts['rejected']:,} rejected; "
-        f"{counts['refused']:,} files refused. {see}"
-    )
+    print(f"{counts_text(counts)}. {see}")
     return NOT_ALL if counts["refused"] or counts["rejected"] else 0
 
 
@@ -136,9 +133,7 @@ def _push(client: Client, name: str, prefix: str, step: int | None, counts: Coun
         with _opened(name) as file:
             for answer, start in _sent(client, file, name, prefix, step):
                 print(answer_text(_called(name), answer, None if start is None else file, start or 0), flush=True)
-                counts["trajectories"] += answer.get("trajectories", 0)
-                counts["known"] += answer.get("known", 0)
-                counts["rejected"] += rejected_of(answer)
+                count_answer(counts, answer)
     except ServerError as error:
         if error.status not in OF_THE_FILE:
             raise

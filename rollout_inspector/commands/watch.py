@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from rollout_inspector.client.adapters.folder_watch import STATE_NAME, FolderWatch
-from rollout_inspector.client.adapters.pushed_files import shown, step_of
+from rollout_inspector.client.adapters.pushed_files import counts_text, shown, step_of
 from rollout_inspector.client.adapters.stream import RolloutStream
 from rollout_inspector.commands.main import ROOT, refuse
 from rollout_inspector.commands.server_options import add_server_options, client_of, tokenizer_of
@@ -69,13 +69,10 @@ def run(options: Namespace) -> int:
         counts = watch.once() if options.once else watch.follow(options.every)
     finally:
         watch.close()
-    print(
-        f"{counts.trajectories:,} trajectories stored, {counts.known:,} known, {counts.rejected:,} rejected; "
-        f"{counts.refused:,} files refused, {counts.waiting:,} not complete. Run: {client.run or 'none yet'}."
-    )
-    if counts.is_away:
+    print(f"{counts_text(counts)}, {counts['waiting']:,} not complete. Run: {client.run or 'none yet'}.")
+    if watch.is_away:
         return refuse(f"{client.url} did not answer. What is left is sent by the next call.")
-    return REFUSED if counts.refused or counts.rejected else 0
+    return REFUSED if counts["refused"] or counts["rejected"] else 0
 
 
 def _send_fragments(stream: RolloutStream) -> int:

@@ -11,6 +11,7 @@ import pytest
 
 from rollout_inspector.client.adapters import folder_watch
 from rollout_inspector.client.adapters.folder_watch import STATE_NAME, FolderWatch
+from rollout_inspector.client.adapters.pushed_files import prefix_of
 from rollout_inspector.client.adapters.stream import RolloutStream
 from rollout_inspector.client.client import Client
 from rollout_inspector.commands.main import main
@@ -39,7 +40,7 @@ def test_files_are_pushed_in_the_order_of_their_steps_with_step_and_prefix(serve
     counts = watched(server, tmp_path, name="grpo", tokenizer="qwen3").once()
     assert server.runs == [{"name": "grpo", "tokenizer": "qwen3"}] and names(server) == ["s2", "s9", "s10"]
     assert server.pushes[2][1] == {"prefix": "step_10/rank_0/", "training_step": "10"}
-    assert (counts.pushes, counts.trajectories, counts.waiting) == (3, 3, 0)
+    assert (counts["pushes"], counts["trajectories"], counts["waiting"]) == (3, 3, 0)
 
 
 def test_each_file_is_pushed_once_over_restarts(server: FakeServer, tmp_path: Path) -> None:
@@ -59,12 +60,12 @@ def test_a_file_that_changes_waits_until_it_is_steady_or_marked(server: FakeServ
     (tmp_path / "calls.jsonl").write_bytes(session)
     (tmp_path / "packed.jsonl.gz").write_bytes(gzip.compress(session)[:-4])
     watch = watched(server, tmp_path, steady_seconds=1000)
-    assert watch.once().waiting == 2 and server.records == []
+    assert watch.once()["waiting"] == 2 and server.records == []
     (tmp_path / "packed.jsonl.gz").write_bytes(gzip.compress(session))
     (tmp_path / "packed.jsonl.gz.done").touch()
-    assert watch.once().waiting == 1 and len(server.records) == 1
+    assert watch.once()["waiting"] == 1 and len(server.records) == 1
     (tmp_path / "_SUCCESS").touch()
-    assert watch.once().waiting == 0 and len(server.records) == 2
+    assert watch.once()["waiting"] == 0 and len(server.records) == 2
 
 
 def test_of_a_growing_file_whole_trajectories_are_pushed_at_once(server: FakeServer, tmp_path: Path) -> None:
@@ -79,7 +80,7 @@ def test_of_a_growing_file_whole_trajectories_are_pushed_at_once(server: FakeSer
     assert names(server) == ["a", "b", "c"]  # d is JSON, and may still go on
     os.utime(path, (1, 1))
     again = watched(server, tmp_path, steady_seconds=1000)
-    assert again.once().waiting == 0 and names(server) == ["a", "b", "c", "d"]
+    assert again.once()["waiting"] == 0 and names(server) == ["a", "b", "c", "d"]
 
 
 def test_a_file_of_the_same_name_that_begins_otherwise_is_another_one(server: FakeServer, tmp_path: Path) -> None:
@@ -105,10 +106,13 @@ def test_a_long_file_goes_in_parts_and_goes_on_where_it_broke_off(
         return (503, {"error": "Busy."}) if len(server.pushes) == 1 else real(path, body)
 
     monkeypatch.setattr(server, "take", breaks)
-    assert watch.once().is_away and names(server) == ["n0", "n1"]
+    watch.once()
+    assert watch.is_away and names(server) == ["n0", "n1"]
     watch.close()
     monkeypatch.setattr(server, "take", real)
-    assert not watched(server, tmp_path).once().is_away
+    again = watched(server, tmp_path)
+    again.once()
+    assert not again.is_away
     assert [len(records) for _, _, records in server.pushes] == [2, 2, 1]
     assert names(server) == [f"n{i}" for i in range(5)]
 
@@ -133,7 +137,7 @@ def test_what_the_server_refuses_is_said_once_and_stops_no_other_file(server: Fa
     server.status = 200
     write(tmp_path / "b.jsonl", "b")
     counts = watch.once()
-    assert names(server) == ["b"] and counts.refused == 1
+    assert names(server) == ["b"] and counts["refused"] == 1
     assert [one for one in said if "refused" in one] == ["a.jsonl is refused: Refused with 415."]
 
 
@@ -204,7 +208,7 @@ def test_a_line_without_an_end_is_refused_and_not_read_into_memory(
     write(tmp_path / "a.jsonl", "a", end=b"x" * 5000)
     said: list[str] = []
     watch = watched(server, tmp_path, said=said)
-    assert watch.once().refused == 1 and watch.once().refused == 1 and "A line has more than" in said[-1]
+    assert watch.once()["refused"] == 1 and watch.once()["refused"] == 1 and "A line has more than" in said[-1]
 
 
 def test_fragments_that_a_trainer_left_are_sent_by_the_command(server: FakeServer, tmp_path: Path, capsys: Any) -> None:
@@ -226,7 +230,7 @@ def test_fragments_that_a_trainer_left_are_sent_by_the_command(server: FakeServe
 def test_long_and_odd_paths_become_prefixes_that_the_server_takes(server: FakeServer, tmp_path: Path) -> None:
     watch = watched(server, tmp_path)
     keys = [f"{'long' * 30}/{n}/a.jsonl" for n in range(2)] + ["step_1/a.b.jsonl", "a\nb.jsonl"]
-    prefixes = [watch._prefix(key) for key in keys]
+    prefixes = [prefix_of(key) for key in keys]
     assert len(set(prefixes)) == 4 and all(len(one) <= 60 and one.isprintable() for one in prefixes)
     assert prefixes[2] == "step_1/a/"
     assert watch.find_step("global_step_12_evals/gsm8k.jsonl") == 12 and watch.find_step("gsm8k.jsonl") is None

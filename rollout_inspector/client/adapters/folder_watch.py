@@ -9,6 +9,7 @@ import json
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,8 +18,8 @@ from typing import IO, Any
 
 from rollout_inspector.client.adapters.fragments import locked_file
 from rollout_inspector.client.adapters.pushed_files import (
-    GROWING, MAX_PART_BYTES, answer_text, end_of_lines, is_trajectory, lines_between, prefix_of, rejected_of, shown,
-    step_of
+    GROWING, MAX_PART_BYTES, REFUSED, answer_text, count_answer, end_of_lines, is_trajectory, lines_between, prefix_of,
+    shown, step_of
 )
 from rollout_inspector.client.client import Client, PushError, ServerError
 from rollout_inspector.outputs import open_no_link, whole_file
@@ -31,7 +32,6 @@ MARKERS = ("_SUCCESS", "STABLE", "DONE", ".done")
 STATE_NAME = ".rollout-inspector-watch.json"
 MAX_FILES = 20_000
 HEAD_BYTES = 4096
-_REFUSED = (400, 411, 413, 415)  # Answers that concern the file; other refusals concern the run or the token.
 
 
 @dataclass
@@ -43,19 +43,6 @@ class FileState:
     sent: int = 0  # Bytes that the server took; all of the file where it is not of lines.
     head: str = ""  # Hash of the first bytes that were sent. Another one means another file of the same name.
     refused: str = ""  # Why the server will never take the file as it is.
-
-
-@dataclass
-class WatchCounts:
-    """What one or more passes over the folder did."""
-
-    pushes: int = 0
-    trajectories: int = 0
-    known: int = 0
-    rejected: int = 0
-    refused: int = 0
-    waiting: int = 0  # Files that are not complete yet, after the last pass.
-    is_away: bool = False  # Whether the server did not answer at the last pass.
 
 
 @dataclass
@@ -75,7 +62,10 @@ class FolderWatch:
     find_step: Callable[[str], int | None] = step_of
     convert: Callable[[Path], Path] | None = None
     say: Callable[[str], None] = print
-    counts: WatchCounts = field(default_factory=WatchCounts)
+    counts: Counter[str] = field(default_factory=Counter)
+    """``pushes``, ``trajectories``, ``known``, ``rejected``, ``refused`` of all passes; ``waiting``: files that are not
+    complete yet, after the last pass."""
+    is_away: bool = False  # Whether the server did not answer at the last pass.
 
     def __post_init__(self) -> None:
         self._files: dict[str, FileState] = {}
@@ -88,9 +78,9 @@ class FolderWatch:
 
     # -- one pass
 
-    def once(self) -> WatchCounts:
+    def once(self) -> Counter[str]:
         """Push what is complete now. Returns the counts of all passes so far."""
-        self.counts.waiting, self.counts.is_away = 0, False
+        self.counts["waiting"], self.is_away = 0, False
         for path in self._paths():
             try:
                 self._take(path)
@@ -101,7 +91,7 @@ class FolderWatch:
             except ServerError as error:
                 if error.status in (401, 403, 404, 409, 410):
                     raise Refusal(str(error)) from error
-                self.counts.is_away = True
+                self.is_away = True
                 if str(error) != self._away:
                     self.say(f"{shown(str(error))} Files wait, and are sent later.")
                 self._away = str(error)
@@ -109,7 +99,7 @@ class FolderWatch:
         self._away = ""
         return self.counts
 
-    def follow(self, every: float = 5.0, until: Callable[[], bool] = lambda: False) -> WatchCounts:
+    def follow(self, every: float = 5.0, until: Callable[[], bool] = lambda: False) -> Counter[str]:
         """Pass over the folder again and again, with a pause of ``every`` seconds."""
         while not until():
             self.once()
@@ -128,7 +118,7 @@ class FolderWatch:
         if (state.size, state.mtime_ns) == (stat.st_size, stat.st_mtime_ns) or not stat.st_size:
             return
         is_complete = self._is_complete(path, key, stat)
-        self.counts.waiting += not is_complete
+        self.counts["waiting"] += not is_complete
         if path.suffix.lower() in GROWING:
             self._push_lines(path, key, stat, state, is_complete)
             return
@@ -140,8 +130,8 @@ class FolderWatch:
             self._push_converted(path, key, stat)
         else:
             with _opened(path) as file:
-                is_taken = self._push(key, lambda: self._send(key, file))
-            self._keep(key, stat, sent=stat.st_size, refused="" if is_taken else self._why)
+                self._push(key, file)
+            self._keep(key, stat, sent=stat.st_size, refused=self._why)
 
     def _push_lines(self, path: Path, key: str, stat: os.stat_result, known: FileState, is_complete: bool) -> None:
         """Push the whole lines that are new. A file that shrank or begins otherwise is another file. Of a file that is
@@ -165,8 +155,7 @@ class FolderWatch:
                     return
                 if end == start:  # the last line is not whole
                     break
-                part = (start, end)
-                if not self._push(key, lambda part=part: self._send_lines(key, file, *part), file, start):  # type: ignore[misc]
+                if not self._push(key, file, (start, end)):
                     self._keep(key, stat, sent=end, head=_head(file, end), refused=self._why)
                     return
                 start = end
@@ -184,47 +173,42 @@ class FolderWatch:
             return
         try:
             with converted.open("rb") as file:
-                is_taken = self._push(key, lambda: self._send(key, file))
+                self._push(key, file)
         finally:
             converted.unlink(missing_ok=True)
-        self._keep(key, stat, sent=stat.st_size, refused="" if is_taken else self._why)
+        self._keep(key, stat, sent=stat.st_size, refused=self._why)
 
-    def _push(
-        self, key: str, send: Callable[[], dict[str, Any]], file: IO[bytes] | None = None, start: int = 0
-    ) -> bool:
-        """Whether the server took it. What it will never take is told and counted."""
+    def _push(self, key: str, file: IO[bytes], part: tuple[int, int] | None = None) -> bool:
+        """Push a file, or the lines between two places of it. Whether the server took it; what it will never take is
+        told and counted."""
         self._why = ""
         if self.client.run is None:
             try:
                 self.client.create_run(self.name or f"watched {self.folder.name}", self.tokenizer)
             except ServerError as error:
-                if error.status not in _REFUSED:
+                if error.status not in REFUSED:
                     raise
                 raise Refusal(str(error)) from error  # such as a tokenizer that is not registered
             self._save()
         try:
-            answer = send()
+            prefix, step = prefix_of(key) if self.has_prefix else "", self.find_step(key)
+            if part is None:
+                answer = self.client.push_file(file, prefix, step)
+            else:
+                answer = self.client.push(lines_between(file, *part), prefix, step)
         except ServerError as error:
-            if error.status not in _REFUSED:
+            if error.status not in REFUSED:
                 raise
             self._why = str(error)
             self._refuse(key, self._why)
             return False
-        self.counts.pushes += 1
-        self.counts.trajectories += answer.get("trajectories", 0)
-        self.counts.known += answer.get("known", 0)
-        self.counts.rejected += rejected_of(answer)
-        self.say(answer_text(key, answer, file, start))
+        self.counts["pushes"] += 1
+        count_answer(self.counts, answer)
+        self.say(answer_text(key, answer, None if part is None else file, part[0] if part else 0))
         return True
 
-    def _send_lines(self, key: str, file: IO[bytes], start: int, end: int) -> dict[str, Any]:
-        return self.client.push(lines_between(file, start, end), self._prefix(key), self.find_step(key))
-
-    def _send(self, key: str, file: IO[bytes]) -> dict[str, Any]:
-        return self.client.push_file(file, self._prefix(key), self.find_step(key))
-
     def _refuse(self, key: str, why: str) -> None:
-        self.counts.refused += 1
+        self.counts["refused"] += 1
         self.say(f"{shown(key)} is refused: {shown(why)}")
 
     def _tell(self, sentence: str) -> None:
@@ -273,9 +257,6 @@ class FolderWatch:
         if before is None or before[:2] != (stat.st_size, stat.st_mtime_ns):
             before = self._seen[key] = (stat.st_size, stat.st_mtime_ns, now)
         return now - before[2] >= self.steady_seconds or time.time() - stat.st_mtime >= self.steady_seconds
-
-    def _prefix(self, key: str) -> str:
-        return prefix_of(key) if self.has_prefix else ""
 
     # -- the state file
 

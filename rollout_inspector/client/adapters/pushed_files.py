@@ -3,12 +3,14 @@
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import IO, Any
 
 from rollout_inspector.client.client import PushError
 from rollout_inspector.outputs import line_of
 
+REFUSED = (400, 411, 413, 415)  # Answers that concern the file; other refusals concern the run or the token.
 GROWING = (".jsonl", ".ndjson")  # Files of lines, to which a trainer may append.
 MAX_PREFIX = 60
 MAX_PART_BYTES = 32 << 20  # Longer files are pushed in parts, where each line is a trajectory.
@@ -55,6 +57,19 @@ def answer_text(key: str, said: dict[str, Any], file: IO[bytes] | None = None, s
 def rejected_of(said: dict[str, Any]) -> int:
     """The lines that the server did not read."""
     return int(said.get("n_rejected", len(said.get("rejected", ()))))
+
+
+def count_answer(counts: Counter[str], said: dict[str, Any]) -> None:
+    """Add what the server counted: ``trajectories`` that it stored, ``known`` ones, ``rejected`` lines."""
+    for name in ("trajectories", "known"):
+        counts[name] += said.get(name, 0)
+    counts["rejected"] += rejected_of(said)
+
+
+def counts_text(counts: Counter[str]) -> str:
+    """The counts of many pushes, as the beginning of a sentence. ``refused`` counts files."""
+    stored = f"{counts['trajectories']:,} trajectories stored, {counts['known']:,} known"
+    return f"{stored}, {counts['rejected']:,} rejected; {counts['refused']:,} files refused"
 
 
 def _line_of(file: IO[bytes], start: int, number: int) -> int:
