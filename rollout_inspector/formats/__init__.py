@@ -8,8 +8,8 @@ from typing import Any
 
 from rollout_inspector.formats.containers.refusals import FileRefused, TooLarge
 from rollout_inspector.formats.containers.source import Source
-from rollout_inspector.formats.engine_fields import with_engine_fields
-from rollout_inspector.formats.policy_versions import with_policy_versions
+from rollout_inspector.formats.engine_fields import summarised
+from rollout_inspector.formats.policy_versions import with_policy_version
 from rollout_inspector.formats.readers import (
     agent_lightning, agent_lightning_events, atif, datasets, harbor, inspector_jsonl, inspector_parquet, miles_columns,
     nemo_gym, nemo_rl, prime_rl_export, recorded_calls, rllm, rllm_steps, samples, sglang, skyrl, text_only,
@@ -17,7 +17,7 @@ from rollout_inspector.formats.readers import (
 )
 from rollout_inspector.formats.registry import Format, Rejected, installed_formats, is_named_by_line
 from rollout_inspector.formats.shapes import BadLine, decode
-from rollout_inspector.formats.training_step import ANY, TrainingStepRule, with_steps
+from rollout_inspector.formats.training_step import ANY, TrainingStepRule, with_step
 from rollout_inspector.streams.trajectory import Trajectory
 
 FORMATS: dict[str, Format] = {
@@ -124,18 +124,22 @@ def read(
         chosen = FORMATS[name]
     else:
         raise FileRefused(f"There is no format {name!r}. There are: auto, {', '.join(FORMATS)}.")
+    of_path = training_step.in_path(source.path)
+
+    def completed(trajectory: Trajectory) -> Trajectory:
+        if not chosen.is_lossless:
+            trajectory = _with_end(with_policy_version(summarised(trajectory)))
+        return with_step(trajectory, of_path, training_step)
+
     items = chosen.read(source)
-    if not chosen.is_lossless:
-        items = _with_ends(with_policy_versions(with_engine_fields(items)))
-    return chosen, with_steps(items, source.path, training_step)
+    return chosen, (item if isinstance(item, Rejected) else completed(item) for item in items)
 
 
-def _with_ends(items: Iterator[Trajectory | Rejected]) -> Iterator[Trajectory | Rejected]:
-    """The items; a trajectory that does not tell why it ended has the reason of its last call."""
-    for item in items:
-        if isinstance(item, Trajectory) and not item.stop_reason and item.steps and not item.error:
-            item = replace(item, stop_reason=item.steps[-1].finish_reason)
-        yield item
+def _with_end(trajectory: Trajectory) -> Trajectory:
+    """The trajectory; one that does not tell why it ended has the reason of its last call."""
+    if trajectory.stop_reason or trajectory.error or not trajectory.steps:
+        return trajectory
+    return replace(trajectory, stop_reason=trajectory.steps[-1].finish_reason)
 
 
 def lacks_of(names: str) -> list[str]:

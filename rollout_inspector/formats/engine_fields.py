@@ -5,7 +5,7 @@ place of the first in the same ``extra``, and the size of each set is ``kept_set
 import base64
 import binascii
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollout_inspector.formats import shapes
-from rollout_inspector.formats.registry import Rejected
 from rollout_inspector.formats.sglang_meta import versions
 from rollout_inspector.streams.trajectory import Floats, Mask, Row, Step, Trajectory
 
@@ -27,12 +26,6 @@ _INSIDE = ("choice", "response", "meta_info", "metrics", "model_output", "rollou
 _TOUCHED = frozenset((*ARRAYS, MASK, SPANS, *_INSIDE))
 _DTYPES = {"u1": "<u1", "u2": "<u2", "i2": "<i2", "u4": "<u4", "i4": "<i4", "i8": "<i8", "uint8": "<u1",
            "uint16": "<u2", "int16": "<i2", "int32": "<i4", "int64": "<i8"}
-
-
-def with_engine_fields(items: Iterator[Trajectory | Rejected]) -> Iterator[Trajectory | Rejected]:
-    """The items, what engines tell in arrays replaced by what is kept of it."""
-    for item in items:
-        yield item if isinstance(item, Rejected) else summarised(item)
 
 
 def summarised(trajectory: Trajectory) -> Trajectory:

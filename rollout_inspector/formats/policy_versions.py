@@ -1,12 +1,11 @@
 """Which policy sampled which tokens, from what slime, miles and SGLang record of a row, or a trainer of a record."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from rollout_inspector.formats.registry import Rejected
 from rollout_inspector.streams.trajectory import Mask, Trajectory
 
 RUN_LENGTHS = "version_rle"
@@ -17,13 +16,12 @@ OF_RECORD = (VERSION, "weight_version")  # Fields of a record that name the one 
 MAX_VERSION = 100  # Characters of a version that a step holds.
 
 
-def with_policy_versions(items: Iterator[Trajectory | Rejected]) -> Iterator[Trajectory | Rejected]:
-    """The items; engine calls that tell no policy version have that of their record."""
-    for item in items:
-        if isinstance(item, Trajectory) and item.steps and (version := of_record(item.extra)):
-            steps = tuple(step if step.policy_version else replace(step, policy_version=version) for step in item.steps)
-            item = replace(item, steps=steps)
-        yield item
+def with_policy_version(trajectory: Trajectory) -> Trajectory:
+    """The trajectory, whose engine calls that tell no policy version have that of their record."""
+    if not trajectory.steps or not (version := of_record(trajectory.extra)):
+        return trajectory
+    steps = (step if step.policy_version else replace(step, policy_version=version) for step in trajectory.steps)
+    return replace(trajectory, steps=tuple(steps))
 
 
 def of_record(fields: Mapping[str, Any]) -> str:

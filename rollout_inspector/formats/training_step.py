@@ -3,11 +3,10 @@ many places: NeMo RL in the name ``train_data_step{N}.jsonl``, verl in ``{N}.jso
 in ``step``, others in ``global_step``, ``iteration`` or a folder ``step_000123/``."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rollout_inspector.formats.registry import Rejected
 from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.trajectory import Trajectory
 from rollout_inspector.text import expressions
@@ -106,21 +105,12 @@ def _said(fields: Mapping[str, Any], names: Iterable[str]) -> int | None:
     return None
 
 
-def with_steps(
-    items: Iterator[Trajectory | Rejected], path: str, rule: TrainingStepRule = ANY
-) -> Iterator[Trajectory | Rejected]:
-    """The items, each trajectory with its training step as far as it is known. What the user says goes first; then the
-    user's pattern, the field of the value, the record, and the path."""
-    of_path = rule.in_path(path)
-    for item in items:
-        if isinstance(item, Rejected):
-            yield item
-            continue
-        step = rule.step if rule.step is not None else of_path if rule.pattern else None
-        if step is None:
-            step = item.training_step
-        if step is None:
-            step = in_record(item)
-        if step is None:
-            step = of_path
-        yield item if step == item.training_step else replace(item, training_step=step)
+def with_step(trajectory: Trajectory, of_path: int | None, rule: TrainingStepRule = ANY) -> Trajectory:
+    """The trajectory with its training step as far as it is known. What the user says goes first; then the user's
+    pattern, the field of the value, the record, and the path. ``of_path``: what the rule finds in that."""
+    ways: tuple[Callable[[], int | None], ...] = (
+        lambda: rule.step, lambda: of_path if rule.pattern else None, lambda: trajectory.training_step,
+        lambda: in_record(trajectory), lambda: of_path,
+    )
+    step = next((step for way in ways if (step := way()) is not None), None)
+    return trajectory if step == trajectory.training_step else replace(trajectory, training_step=step)

@@ -17,7 +17,7 @@ from django.utils import timezone
 
 from rollout_inspector.diagnose.trajectory_end import TrajectoryEnd
 from rollout_inspector.formats import FORMATS, Rejected, Source
-from rollout_inspector.formats.engine_fields import with_engine_fields
+from rollout_inspector.formats.engine_fields import summarised
 from rollout_inspector.streams.trajectory import Step
 from rollouts.jobs.diagnosis import diagnosis_for
 from rollouts.recorder import wire
@@ -226,10 +226,10 @@ class Writer:
         except (msgspec.MsgspecError, ValueError, RecursionError, TypeError, AttributeError, LookupError) as error:
             raise ValueError(f"its answer is not what a server of {call.dialect.title} sends ({error}).") from error
         items = FORMATS["recorded_calls"].read(Source.of_bytes(lines))
-        recorded = next(with_engine_fields(items), Rejected(None, "it is empty."))
+        recorded = next(items, Rejected(None, "it is empty."))
         if isinstance(recorded, Rejected):
             raise ValueError(recorded.reason)
-        steps = [replace(step, engine=self.engine) for step in recorded.steps]
+        steps = [replace(step, engine=self.engine) for step in summarised(recorded).steps]
         name = call.session
         if not name:
             name = self._conversations.name(steps[0], f"conversation-{timezone.now():%Y%m%d-%H%M%S}-{self._n_begun}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -46,18 +45,17 @@ class Source:
     def __init__(self, name: str, opener: Callable[[], BinaryIO], size: int) -> None:
         self.name = name
         self.path = name  # The name with its folders, as far as they are known: a folder may tell the training step.
-        self._folder: Path | None = None
+        self.folder: Path | None = None  # That it stands in; None for a file that stands alone, such as an upload.
         self.size = size  # Bytes on disk, of a compressed file its compressed size.
-        self._opener = opener
+        self.opened = opener  # Returns the file itself, packed or not. The caller closes it.
         self._raw: BinaryIO | None = None
-        self._is_looked_over = False
         self._n_own = 0
         self.part: FilePart | None = None  # The part of the file that is read; None = all of it.
         self.line = 0  # The number of the last line that :meth:`lines` yielded.
         self.only: int | None = None  # The number of the only line that :meth:`lines` yields; None = all.
         self.is_document = False
         """The file holds JSON objects over many lines. Each object is read as a line, with the limit of a line."""
-        self.on_line: Callable[[], None] = _nothing  # Called before each line. It may raise to stop the reading.
+        self.on_line: Callable[[], None] = lambda: None  # Called before each line. It may raise to stop the reading.
 
     @classmethod
     def of_path(cls, path: str | Path, name: str | None = None, alone: bool = False, buffer: int = 1 << 20) -> Source:
@@ -72,7 +70,7 @@ class Source:
                 pass
             source = cls(name or path.name, lambda: path.open("rb", buffer), path.stat().st_size)
             source.path = "/".join(path.parts[-4:])
-            source._folder = None if alone else path.parent
+            source.folder = None if alone else path.parent
             return source
         except OSError as error:
             raise FileRefused(f"{path} cannot be read: {error.strerror}.") from error
@@ -80,11 +78,6 @@ class Source:
     @classmethod
     def of_bytes(cls, data: bytes, name: str = "file.jsonl") -> Source:
         return cls(name, lambda: io.BytesIO(data), len(data))
-
-    @property
-    def folder(self) -> Path | None:
-        """The folder that the file stands in; None for a file that stands alone, such as an upload."""
-        return self._folder
 
     def neighbour(self, *parts: str) -> Source | None:
         """A file by its path from the folder of this one; None where there is none. Links are not followed."""
@@ -96,17 +89,17 @@ class Source:
         that they have in the file. ``size`` and ``position`` are those of the part. ``beside``: the files beside it are
         read too."""
         if part.groups is not None or part.sessions is not None:
-            source = Source(self.name, self._opener, part.size)
+            source = Source(self.name, self.opened, part.size)
         else:
-            source = Source(self.name, lambda: io.BufferedReader(Slice(self._opener(), part), 1 << 20), part.size)
-        source.part, source.path, source._folder = part, self.path, self._folder if beside else None
+            source = Source(self.name, lambda: io.BufferedReader(Slice(self.opened(), part), 1 << 20), part.size)
+        source.part, source.path, source.folder = part, self.path, self.folder if beside else None
         return source
 
     @property
     def position(self) -> int:
-        """Bytes of the file on disk that were read; 0 before the first line and inside :meth:`looked_over`."""
+        """Bytes of the file on disk that were read; 0 before the first line."""
         raw = self._raw
-        if raw is None or self._is_looked_over:
+        if raw is None:
             return 0
         if self.part is not None and self.part.sessions is not None:
             return self._n_own
@@ -116,24 +109,11 @@ class Source:
             return min(max(raw.tell() - self.part.start, 0), self.size)
         return self.size if raw.closed else min(raw.tell(), self.size)
 
-    def opened(self) -> BinaryIO:
-        """The file itself, packed or not. The caller closes it."""
-        return self._opener()
-
-    @contextlib.contextmanager
-    def looked_over(self) -> Iterator[None]:
-        """A context for the first of two readings of the file: ``position`` stays 0 in it."""
-        self._is_looked_over = True
-        try:
-            yield
-        finally:
-            self._is_looked_over = False
-
     def kind(self) -> Kind:
         """The kind of the file by its first bytes. Raises :class:`FileRefused` for kinds that are never read."""
         if self.part is not None:
             return "plain" if self.part.groups is None else "parquet"
-        with self._opener() as raw:
+        with self.opened() as raw:
             head = raw.read(4096)
         if not head:
             raise FileRefused(f"{self.name} is empty.")
@@ -147,7 +127,7 @@ class Source:
     def open(self) -> IO[bytes]:
         """A stream of the unpacked bytes. Reading raises :class:`FileRefused` when a file grows beyond the limits."""
         kind = self.kind()
-        self._raw = raw = self._opener()
+        self._raw = raw = self.opened()
         if kind == "plain":
             return raw
         assert kind != "parquet"
@@ -181,23 +161,23 @@ class Source:
                 yield from self._session_lines(stream, self.part.sessions, limit)
                 return
             if self.is_document:
-                first = self._readline(stream, 1 << 20).removeprefix(b"\xef\xbb\xbf")
+                first = self._read(stream.readline, 1 << 20).removeprefix(b"\xef\xbb\xbf")
                 values = objects(self._pieces(first, stream), limit)
                 yield from (_checked(n, data) for n, data in enumerate(values, start=1))
                 return
             number, blank = 0 if self.part is None else self.part.line - 1, 0
-            first = self._readline(stream, min(limit + 1, 1 << 20))
+            first = self._read(stream.readline, min(limit + 1, 1 << 20))
             while first and not first.removeprefix(b"\xef\xbb\xbf").strip():
                 number += first.endswith(b"\n")
                 blank = self._one_more_blank(blank)
-                first = self._readline(stream, min(limit + 1, 1 << 20))
+                first = self._read(stream.readline, min(limit + 1, 1 << 20))
             if self.part is None and ARRAY.match(first):
                 pieces = self._pieces(first.removeprefix(b"\xef\xbb\xbf"), stream)
                 yield from (_checked(n, data) for n, data in enumerate(elements(pieces, limit), start=1))
                 return
             if first and not first.endswith(b"\n"):
-                first += self._readline(stream, limit + 1 - len(first))
-            while data := first or self._readline(stream, limit + 1):
+                first += self._read(stream.readline, limit + 1 - len(first))
+            while data := first or self._read(stream.readline, limit + 1):
                 first = b""
                 number += 1
                 self._go_on()
@@ -205,7 +185,7 @@ class Source:
                     data = data.removeprefix(b"\xef\xbb\xbf")
                 if len(data) > limit and not data.endswith(b"\n"):
                     while len(data) and not data.endswith(b"\n"):
-                        data = self._readline(stream, 1 << 20)
+                        data = self._read(stream.readline, 1 << 20)
                         self._go_on()
                     yield _checked(number, None)
                 elif data.strip():
@@ -221,10 +201,10 @@ class Source:
         for start, line, n_lines in spans:
             stream.seek(start)
             for number in range(line, line + n_lines):
-                data = piece = self._readline(stream, limit + 1)
+                data = piece = self._read(stream.readline, limit + 1)
                 n_bytes = len(data)
                 while len(piece) and not piece.endswith(b"\n"):
-                    piece = self._readline(stream, 1 << 20)
+                    piece = self._read(stream.readline, 1 << 20)
                     n_bytes += len(piece)
                 self._go_on()
                 if next(is_own):
@@ -242,7 +222,7 @@ class Source:
         self.on_line()
 
     def _parquet_rows(self) -> Iterator[SourceLine]:
-        self._raw = self._opener()
+        self._raw = self.opened()
         n_bytes = 0
         groups, first = (None, 1) if self.part is None else (self.part.groups, self.part.line)
         with self._raw:
@@ -259,9 +239,6 @@ class Source:
             yield piece
             self._go_on()
             piece = self._read(stream.read, 1 << 20)
-
-    def _readline(self, stream: IO[bytes], limit: int) -> bytes:
-        return self._read(stream.readline, limit)
 
     def _read(self, read: Callable[[int], bytes], limit: int) -> bytes:
         try:
@@ -281,10 +258,6 @@ def _refuse_binary(head: bytes, name: str) -> None:
         raise FileRefused(f"{name} is UTF-16 text. Save it as UTF-8.")
     if head.startswith((b"\x93NUMPY", b"\x89HDF")) or b"\0" in head:
         raise FileRefused(f"{name} is a binary file of no format that can be read.")
-
-
-def _nothing() -> None:
-    pass
 
 
 def _checked(number: int, data: bytes | None) -> SourceLine:
