@@ -21,13 +21,13 @@ from inspector.trajectories.frame import fingerprint
 from inspector.trajectories.tokens.findings import FindingValues
 from inspector.trajectories.views import PAGE_VERSION
 from inspector.web.access import access, require
-from inspector.web.twins import MEDIA_TYPE, ApiProblem, Page, json_page, some_fields
+from inspector.web.twins import MEDIA_TYPE, ApiProblem, Page, from_columns, json_page, some_fields
 from rollout_inspector.refusal import Remedy, Words
 from rollouts.jobs.exports.exports import is_offered
 from rollouts.jobs.opened import fill
 from rollouts.store.jobs.jobs import JOB_KINDS, is_active
 from rollouts.store.models import Job, Role, Run, StoredTrajectory, TemplateCheck
-from rollouts.store.paging import CursorPart
+from rollouts.store.paging import ListPart
 from rollouts.store.parameters import Text, among, listed, storable
 from rollouts.store.people.visible_objects import find_visible_check, find_visible_run, find_visible_trajectory
 from rollouts.store.trajectories.trajectory_parts import RowSummary, StepSummary
@@ -158,9 +158,10 @@ class AnswerPart(Page, Generic[T]):
     """What ``cursor`` takes for the following part; null on the last."""
 
     @classmethod
-    def of(cls, part: CursorPart[U], line: Callable[[U], T]) -> AnswerPart[T]:
+    def of(cls, part: ListPart[U], line: Callable[[U], T]) -> AnswerPart[T]:
         """The lines of a part of the store."""
-        return cls([line(item) for item in part.items], part.next or None)
+        items, following = part
+        return cls([line(item) for item in items], following)
 
 
 def conditional(
@@ -306,9 +307,8 @@ class RowValues(Page):
     @classmethod
     def of(cls, row: RowSummary, columns: dict[int, list[str]]) -> RowValues:
         """A row, and the names of the columns of each row."""
-        names = columns.get(row.index, [])
-        return cls(row.index, row.n_tokens, row.n_trained, row.follows_steps, sorted(row.steps), names,
-                   row.key is not None)
+        names, is_stored = columns.get(row.index, []), row.key is not None
+        return from_columns(cls, row, steps=sorted(row.steps), columns=names, is_stored=is_stored)
 
 
 @dataclass(frozen=True)

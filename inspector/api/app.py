@@ -25,7 +25,7 @@ from rollout_inspector.refusal import Refusal, worded
 from rollout_inspector.streams.lanes import LeavingPlace, Summary
 from rollouts.jobs.launch import LaunchRefused
 from rollouts.jobs.pushes import Pushed
-from rollouts.store.runs.forks import BreakEffect, ForkFigures, ForkSample, PairedDifference
+from rollouts.store.runs.forks import BreakEffect, ForkBranch, ForkFigures, ForkSample, PairedDifference
 from rollouts.store.runs.policy_versions import PolicyVersionLine
 from rollouts.store.runs.run_summary import RewardBin, RunSummary
 from rollouts.store.runs.training_steps import TrainingStepLine
@@ -45,10 +45,9 @@ class BoundedParser(Parser):
 
 
 OTHERS = (
-    RunSummary, RewardBin, CheckTotal, ProblemDocument, BreakEffect, ForkFigures, ForkSample, PairedDifference,
-    jobs.SettingsAsked, jobs.ForkSettingsAsked, ColumnLine, ComparedRun, KindInRuns,
-    KindOfRun, QuestionInRuns, Overlay, OverlaidChart, LeavingPlace, Summary,
-    Pushed, PolicyVersionLine, TrainingStepLine,
+    RunSummary, RewardBin, CheckTotal, ProblemDocument, BreakEffect, ForkBranch, ForkFigures, ForkSample,
+    PairedDifference, jobs.SettingsAsked, jobs.ForkSettingsAsked, ColumnLine, ComparedRun, KindInRuns, KindOfRun,
+    QuestionInRuns, Overlay, OverlaidChart, LeavingPlace, Summary, Pushed, PolicyVersionLine, TrainingStepLine,
 )
 """Dataclasses in answers and requests that are no page of ours, and know nothing of a schema."""
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
-from django.urls import reverse
 from ninja import Query, Router
 
 from inspector.api.answers import (
@@ -17,9 +14,10 @@ from inspector.api.answers import (
 )
 from inspector.api.callers import named_tokenizer, project_for
 from inspector.chat_templates.check_forms import TemplateCheckForm
+from inspector.chat_templates.check_values import CheckValues
 from inspector.chat_templates.views import ask_check
 from inspector.web.access import access
-from inspector.web.twins import ApiProblem, Page, from_columns, json_page, some_fields
+from inspector.web.twins import ApiProblem, json_page, some_fields
 from rollouts.store.jobs.jobs import is_active
 from rollouts.store.models import TemplateCheck
 from rollouts.store.parameters import Text
@@ -49,59 +47,10 @@ class CheckAsked(Body):
     """Code of the project; empty = the caller's first."""
 
 
-@dataclass(frozen=True)
-class CheckValues(Page):
-    """A chat-template check; what its report tells only where it was read."""
-
-    code: str
-    """Names it in addresses."""
-    url: str
-    """Address of its page."""
-    project: str
-    """Code of its project."""
-    status: str
-    """``done`` as soon as the verdict is there, although the search for a repair may go on."""
-    error: str
-    """Why it failed; empty otherwise."""
-    progress: str
-    """How far the search for a repair is; empty = none is under way."""
-    tokenizer: str | None
-    """Name of the tokenizer; null = characters are compared."""
-    chat_template: str
-    """Hash of the chat template."""
-    label: str
-    """What the chat template is called."""
-    version: int
-    """Of the checks that answered it."""
-    created_at: datetime
-    """When it was asked for."""
-    question: dict[str, Any] = field(default_factory=dict)
-    """Tools, kwargs and conversation, where they were asked about."""
-    verdicts: dict[str, str] = field(default_factory=dict)
-    """Purpose -> what the template is worth for it; empty until the verdict is there."""
-    prefix_preserving: bool | None = None
-    """Whether appending a tool result leaves what was rendered before; null = not known."""
-    probes: list[dict[str, Any]] = field(default_factory=list)
-    """Each probe with its outcome, its renders and the lines that decided."""
-    repair: dict[str, Any] | None = None
-    """The smallest verified change of the template, ``wider`` for the next one; null = none was found."""
-    repair_detail: str = ""
-    """Why there is no repair, or what it does."""
-    marks: dict[str, Any] | None = None
-    """The template with verified generation tags; null = none were found."""
-    marks_detail: str = ""
-    """Why there are none."""
-
-    @classmethod
-    def of(cls, check: TemplateCheck, /, **more: Any) -> CheckValues:
-        """A check whose tokenizer, template, job and project are loaded."""
-        return from_columns(
-            cls, check, url=reverse("check", args=[check.code]), project=check.project.code,
-            tokenizer=check.tokenizer.name if check.tokenizer else None, chat_template=check.chat_template_id, **more,
-        )
-
-
-LINE = "code url project status error progress tokenizer chat_template label version created_at"
+LINE = (
+    "code url project=project_code status error progress tokenizer chat_template=chat_template_sha256 "
+    "label=chat_template version created_at"
+)
 CheckLine: Any = some_fields(CheckValues, "CheckValues", "A chat-template check as a line of a list.", LINE)
 WholeCheck: Any = some_fields(
     CheckValues, "WholeCheck", "A chat-template check with its verdict.",
@@ -116,7 +65,7 @@ def list_checks(request: HttpRequest, asked: Query[PartAsked]) -> HttpResponse:
 
 
 def _line(check: TemplateCheck) -> Any:
-    return CheckLine.of(CheckValues.of(check))
+    return CheckLine.of(CheckValues.of(check, None, project_code=check.project.code))
 
 
 @router.get("/checks/{code}", response=WholeCheck, openapi_extra=extra(answers=NOT_CHANGED))
@@ -150,11 +99,5 @@ def make_check(request: HttpRequest, asked: CheckAsked) -> HttpResponse:
 
 
 def whole_check(check: TemplateCheck) -> Any:
-    """The values of a check, from its report."""
-    report: dict[str, Any] = check.report or {}
-    return WholeCheck.of(CheckValues.of(
-        check, question=check.question, verdicts=report.get("verdicts", {}),
-        prefix_preserving=report.get("prefix_preserving"), probes=report.get("checks", []), repair=report.get("repair"),
-        repair_detail=report.get("repair_detail") or "", marks=report.get("marks"),
-        marks_detail=report.get("marks_detail") or "",
-    ))
+    """The values of a check whose tokenizer, template, job and project are loaded."""
+    return WholeCheck.of(CheckValues.of(check, None, project_code=check.project.code, report=check.report))

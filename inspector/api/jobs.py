@@ -18,9 +18,10 @@ from inspector.api.callers import named_tokenizer, project_for
 from inspector.runs.jobs.job_views import offered_file
 from inspector.runs.launches.import_views import start_import
 from inspector.runs.training.gap_page import GapPage, gap_of
+from inspector.trajectories.forks_page import ForksPage
 from inspector.web.access import access, reader_of, require
 from inspector.web.forms import NO_TOKENIZER, ImportForm
-from inspector.web.twins import ApiProblem, Page
+from inspector.web.twins import ApiProblem, Page, some_fields
 from rollouts.jobs import diagnosis, forks, gap_reports, launch
 from rollouts.jobs.broker import send_job
 from rollouts.jobs.exports import exports
@@ -33,7 +34,7 @@ from rollouts.store.jobs.jobs import ask_job
 from rollouts.store.models import Job, Role, Run, StoredTrajectory
 from rollouts.store.parameters import Count, StatusName, Text
 from rollouts.store.people.visible_objects import find_visible_job, find_visible_run, visible_jobs
-from rollouts.store.runs.forks import BreakEffect, ForkFigures, effects_of, fork_figures, forks_of
+from rollouts.store.runs.forks import effects_of, fork_figures, forks_of
 from rollouts.store.runs.runs import choose_tokenizer
 from rollouts.store.trajectory_filters import FilterParameters, TrajectoryFilters
 
@@ -144,14 +145,9 @@ def launch_run(request: HttpRequest, asked: LaunchAsked) -> HttpResponse:
     return answer(whole_run(_again(request, run)), 201)
 
 
-@dataclass(frozen=True)
-class ForksAnswer(Page):
-    """What the policy would have done otherwise."""
-
-    forks: list[ForkFigures]
-    """The newest forks, with their continuations."""
-    effects: list[BreakEffect]
-    """Of the breaks whose two sides are among them."""
+ForksAnswer: Any = some_fields(
+    ForksPage, "ForksAnswer", "What the policy would have done otherwise.", "forks effects"
+)
 
 
 @router.get("/trajectories/{code}/forks", response=ForksAnswer, openapi_extra=extra())
@@ -200,7 +196,7 @@ def import_files(request: HttpRequest, files: File[list[UploadedFile]], asked: F
     if run is None:
         errors = form.sentences()
         raise ApiProblem(422, next(iter(errors.values()))[0], errors)
-    jobs = visible_jobs(access(request), {"run__code": run.code}, "", 1).items
+    jobs = visible_jobs(access(request), {"run__code": run.code}, "", 1)[0]
     return answer(ImportBegun(whole_run(_again(request, run)), job_answer(jobs[0]) if jobs else None), 202)
 
 
@@ -238,10 +234,11 @@ def replay_run(request: HttpRequest, code: str) -> HttpResponse:
     return _begin(request, run, run_replays.KIND.slug, {})
 
 
-@router.get("/runs/{code}/gap", response=GapPage, openapi_extra=extra())
-def get_gap(request: HttpRequest, code: str) -> HttpResponse:
-    """How far trainer and sampler are apart, and why: the stored report, or why there is none."""
-    return answer(gap_of(the_run(request, code)))
+@router.get("/runs/{code}/gap", response=GapPage, openapi_extra=extra(422))
+def get_gap(request: HttpRequest, code: str, teacher: bool | None = None) -> HttpResponse:
+    """How far trainer and sampler are apart, and why: the stored report, or why there is none. With ``teacher`` that of
+    a teacher's column."""
+    return answer(gap_of(the_run(request, code), teacher))
 
 
 @router.post("/runs/{code}/gap", response={200: JobAnswer, 202: JobAnswer}, openapi_extra=extra(409, 422))

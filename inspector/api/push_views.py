@@ -4,7 +4,6 @@ import json
 import tempfile
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import wraps
 from typing import IO, Annotated, Any, ParamSpec, TypeVar
 
@@ -17,13 +16,14 @@ from django.views.decorators.csrf import csrf_exempt
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, WithJsonSchema
 
 from inspector.api.callers import api_key_of
+from inspector.runs.run_values import RunValues
 from inspector.web.access import access
-from inspector.web.twins import ApiProblem, Page, json_page, whole_number
+from inspector.web.twins import ApiProblem, json_page, some_fields, whole_number
 from rollout_inspector.formats.limits import memory_of
 from rollout_inspector.formats.training_step import checked_rule
 from rollout_inspector.outputs import draft_file
 from rollouts.jobs import push_process, run_actions
-from rollouts.jobs.push_process import PushAnswer, PushedBody, PushesBusy
+from rollouts.jobs.push_process import PushAnswer, PushesBusy
 from rollouts.store import files
 from rollouts.store.chat_templates.chat_templates import register_chat_template
 from rollouts.store.chat_templates.tokenizers import tokenizer_named, tokenizer_names
@@ -79,14 +79,7 @@ class RunDescription(BaseModel):
     """Jinja text."""
 
 
-@dataclass(frozen=True)
-class RunToPush(Page):
-    """A run that takes pushes."""
-
-    run: str
-    """Code of the run."""
-    url: str
-    """Address of its page."""
+RunToPush: Any = some_fields(RunValues, "RunToPush", "A run that takes pushes.", "run=code url")
 
 
 def _may_be_full(function: Callable[P, T]) -> Callable[P, T]:
@@ -209,8 +202,7 @@ def _take(request: HttpRequest, run: Run) -> PushAnswer:
         if not _places.acquire(blocking=False):
             raise ApiProblem(503, f"The server takes {MAX_PUSHES} pushes at once. Push again later.")
         try:
-            pushed = PushedBody(run.code, body.name, request.GET.get("format", "auto"), prefix, rule.step)
-            return push_process.ask(pushed)
+            return push_process.ask(run.code, body.name, request.GET.get("format", "auto"), prefix, rule.step)
         except PushesBusy as busy:
             raise ApiProblem(503, str(busy)) from None
         finally:

@@ -196,7 +196,7 @@ def list_findings_of_run(request: HttpRequest, code: str, asked: Query[FindingsA
     run = the_run(request, code)
     muted = muted_in(run)
     part = findings_of_run(run, {"kind": asked.kind, "severity": asked.severity}, asked.cursor, asked.limit)
-    numbers = finding_numbers(part.items)
+    numbers = finding_numbers(part[0])
     return answer(AnswerPart.of(
         part, lambda finding: FindingValues.of(finding, finding.trajectory.code, numbers[finding.pk], muted)
     ))

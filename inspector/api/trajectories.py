@@ -21,7 +21,7 @@ from rollouts.jobs.broker import send_job
 from rollouts.jobs.replays import trajectory_replays
 from rollouts.store.jobs.jobs import is_active
 from rollouts.store.models import Replay, ReplayRows, Role, StoredTrajectory
-from rollouts.store.paging import cursor_of, read_cursor
+from rollouts.store.paging import cut_part, read_cursor
 from rollouts.store.parameters import Count
 from rollouts.store.runs.muted import muted_in
 from rollouts.store.trajectories import engine_columns, trajectory_parts
@@ -66,8 +66,8 @@ def list_steps(request: HttpRequest, code: str, asked: Query[PartAsked]) -> Http
 
     def build() -> HttpResponseBase:
         steps = trajectory_parts.read_steps(trajectory, first, asked.limit + 1)
-        items, more = [StepValues.of(step) for step in steps[: asked.limit]], len(steps) > asked.limit
-        return json_page(AnswerPart(items, cursor_of("steps", first + asked.limit) if more else None))
+        part = cut_part("steps", steps, asked.limit, lambda step: (step.index + 1,))
+        return json_page(AnswerPart.of(part, StepValues.of))
 
     return conditional(request, trajectory, build)
 
@@ -129,11 +129,9 @@ def list_findings(request: HttpRequest, code: str, asked: Query[FindingsOfTrajec
     first, muted = _position("numbers", asked.cursor), sorted(muted_in(trajectory.run))
 
     def build() -> HttpResponseBase:
-        findings = list(trajectory_parts.findings_in_order(trajectory)[first : first + asked.limit + 1])
-        numbered = enumerate(findings[: asked.limit], start=first + 1)
-        items = [FindingValues.of(finding, trajectory.code, number, muted) for number, finding in numbered]
-        more = len(findings) > asked.limit
-        return json_page(AnswerPart(items, cursor_of("numbers", first + asked.limit) if more else None))
+        findings = trajectory_parts.findings_in_order(trajectory)[first : first + asked.limit + 1]
+        part = cut_part("numbers", list(enumerate(findings, start=first + 1)), asked.limit, lambda pair: pair[:1])
+        return json_page(AnswerPart.of(part, lambda pair: FindingValues.of(pair[1], trajectory.code, pair[0], muted)))
 
     return conditional(request, trajectory, build, muted)
 

@@ -1,4 +1,4 @@
-"""A chat-template check as pages show it, and the question that follows from a run or a finding."""
+"""A chat-template check as pages and the API show it, and the question that follows from a run or a finding."""
 
 import json
 from collections.abc import Mapping
@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any, Self
 
 from django.http import QueryDict
+from django.urls import reverse
 
 from inspector.chat_templates.check_forms import MAX_JSON_CHARACTERS
 from inspector.web.twins import Page, from_columns, whole_number
@@ -21,25 +22,25 @@ from rollouts.store.people.access import Access
 
 
 @dataclass(frozen=True)
-class CheckPage(Page):
-    """A chat-template check as pages show it; as a line of a list without its report."""
+class CheckValues(Page):
+    """A chat-template check as pages and the API show it; as a line of a list without its report."""
 
     code: str
     """Names the check in addresses; follows from its question."""
     tokenizer: str | None
-    """Name of its tokenizer; None compares characters."""
+    """Name of its tokenizer; null = characters are compared."""
     chat_template: str
-    """The template's label."""
+    """What the chat template is called."""
     chat_template_sha256: str
-    """The template's hash."""
+    """Hash of the chat template."""
     status: str
-    """One of ``TemplateCheck.Status``."""
+    """``done`` as soon as the verdict is there, although the search for a repair may go on."""
     error: str
     """Why it failed; empty otherwise."""
     created_at: datetime
     """When it was asked for."""
     prefix_preserving: bool | None
-    """For tool messages; None while that is not answered."""
+    """Whether appending a tool result leaves what was rendered before; null = not known."""
     void: bool
     """Nothing changes only because nothing is rendered."""
     broken_for_tools: int
@@ -55,7 +56,11 @@ class CheckPage(Page):
     lost: bool
     """No worker has answered for minutes."""
     progress: str
-    """How far the search for a repair is; empty = over."""
+    """How far the search for a repair is; empty = none is under way."""
+    version: int
+    """Of the checks that answered it."""
+    project_code: str = ""
+    """Code of its project; empty on a page, which names it."""
     report: dict[str, Any] | None = None
     """Of the page of the check: what ``rollout_inspector.text.chat_templates`` found; null until a worker answered."""
     strategies: dict[str, Any] | None = None
@@ -88,6 +93,45 @@ class CheckPage(Page):
         )
 
 
+    @property
+    def url(self) -> str:
+        """Address of its page."""
+        return reverse("check", args=[self.code])
+
+    @property
+    def verdicts(self) -> dict[str, str]:
+        """Purpose -> what the template is worth for it; empty until the verdict is there."""
+        return self._found("verdicts", {})
+
+    @property
+    def probes(self) -> list[dict[str, Any]]:
+        """Each probe with its outcome, its renders and the lines that decided."""
+        return self._found("checks", [])
+
+    @property
+    def repair(self) -> dict[str, Any] | None:
+        """The smallest verified change of the template, ``wider`` for the next one; null = none was found."""
+        return self._found("repair", None)
+
+    @property
+    def repair_detail(self) -> str:
+        """Why there is no repair, or what it does."""
+        return self._found("repair_detail", "")
+
+    @property
+    def marks(self) -> dict[str, Any] | None:
+        """The template with verified generation tags; null = none were found."""
+        return self._found("marks", None)
+
+    @property
+    def marks_detail(self) -> str:
+        """Why there are none."""
+        return self._found("marks_detail", "")
+
+    def _found(self, name: str, otherwise: Any) -> Any:
+        return (self.report or {}).get(name) or otherwise
+
+
 def filled_in(tokenizer: Tokenizer | None, chat_template: ChatTemplate) -> dict[str, str]:
     """The form's fields for a tokenizer and a template. The tokenizer's own template stays empty."""
     own = tokenizer is not None and tokenizer.chat_template_id == chat_template.pk
@@ -111,7 +155,7 @@ def subject(access: Access, params: QueryDict) -> tuple[Run | None, TemplateChec
     kwargs = _value(step.template_kwargs if step else None, dict) or run.settings.get("template_kwargs") or {}
     tools = _value(step.tools if step else None, list)
     question = template_checks.question_of(tools, kwargs)
-    check_code = template_checks.code_of(run.project, run.tokenizer, chat_template, question)
+    check_code = template_checks.code_of(run.project, run.tokenizer, chat_template.sha256, question)
     return run, find_check(check_code, report=False), {
         **filled_in(run.tokenizer, chat_template),
         "tools": json.dumps(tools, indent=1, ensure_ascii=False) if tools else "",

@@ -60,7 +60,7 @@ def compare(
 ) -> ComparedPage:
     """Two templates of a project side by side. ``templates``: those that can be chosen, both among them. One query."""
     names = {template["sha256"]: template["label"] for template in templates}
-    codes = {template.sha256: template_checks.code_of(project, tokenizer, template, {}) for template in (a, b)}
+    codes = {template.sha256: template_checks.code_of(project, tokenizer, template.sha256, {}) for template in (a, b)}
     checks = find_checks(codes.values(), report=True)
     checks_of_sides = [checks.get(codes[template.sha256]) for template in (a, b)]
     diffs = LineDiffs()

@@ -89,9 +89,7 @@ def matrix(access: Access, params: QueryDict, names_projects: bool) -> MatrixPag
     project = params.get("project", "")[:64]
     tokenizers = with_template(access, project)
     codes = {
-        tokenizer.pk: template_checks.code_of_hashes(
-            tokenizer.project, tokenizer.sha256, tokenizer.chat_template_id or "", {}
-        )
+        tokenizer.pk: template_checks.code_of(tokenizer.project, tokenizer, tokenizer.chat_template_id or "", {})
         for tokenizer in tokenizers
     }
     checks = find_checks(codes.values())

@@ -11,7 +11,7 @@ from django.views.decorators.http import require_http_methods
 
 from inspector.chat_templates.check_forms import EXAMPLE, ConversationForm, TemplateCheckForm
 from inspector.chat_templates.check_page import drawn, drawn_conversation, drawn_repair
-from inspector.chat_templates.check_values import CheckPage, failing_probe, filled_in, subject
+from inspector.chat_templates.check_values import CheckValues, failing_probe, filled_in, subject
 from inspector.chat_templates.uploaded_tokenizer import register_upload, unreadable
 from inspector.web.access import (
     access, chosen_project, form_project, project_name, projects_to_filter, reads_check, writes_check
@@ -52,7 +52,7 @@ def index(request: HttpRequest) -> HttpResponse:
     project_code = request.GET.get("project", "")[:64]
     recent = recent_checks(access(request), RECENT, project_code)
     checks_page = {
-        "checks": [CheckPage.of(check, project_name(request, check.project_id)) for check in recent],
+        "checks": [CheckValues.of(check, project_name(request, check.project_id)) for check in recent],
         "errors": form.sentences() if form is not None else {},
     }
     lists = {"projects": projects_to_filter(request), "asked": project_code}
@@ -102,7 +102,7 @@ def _again(check: TemplateCheck) -> dict[str, Any]:
 def check_conversation(request: HttpRequest, check: TemplateCheck) -> HttpResponse:
     """The ids that every strategy puts between the completions of a check's own conversation."""
     project = project_name(request, check.project_id)
-    conversation_page = CheckPage.of(check, project, strategies=(check.report or {}).get("strategies"))
+    conversation_page = CheckValues.of(check, project, strategies=(check.report or {}).get("strategies"))
     return page(request, "chat_templates/strategies.html", conversation_page, **drawn_conversation(check))
 
 
@@ -159,7 +159,7 @@ def detail(request: HttpRequest, check: TemplateCheck) -> HttpResponse:
     """The verdict of a check, or its progress."""
     if is_fragment(request, "repair"):
         return page(request, "chat_templates/_repair.html", {}, **drawn_repair(check))
-    check_page = CheckPage.of(check, project_name(request, check.project_id), report=check.report)
+    check_page = CheckValues.of(check, project_name(request, check.project_id), report=check.report)
     return page(request, "chat_templates/detail.html", check_page, **drawn(check))
 
 

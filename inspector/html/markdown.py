@@ -3,7 +3,7 @@ hostile text leads to http or https, and is text otherwise. No picture is fetche
 
 import re
 from collections.abc import Callable, MutableMapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
@@ -33,14 +33,6 @@ class Heading:
     level: int  # 1 for `#`.
     text: str
     anchor: str  # Its id in the page, once in the text.
-
-
-@dataclass
-class Markdown:
-    """A text as HTML, with its headings."""
-
-    html: SafeString
-    headings: list[Heading] = field(default_factory=list)
 
 
 def web_address(address: str) -> str:
@@ -78,11 +70,11 @@ def hostile_markdown(text: str, draws: Callable[[int], bool] = MAX_PICTURE.__ge_
 
 def markdown(
     text: str, address: Callable[[str], str] = web_address, picture: Callable[[str], str] = held_picture
-) -> Markdown:
-    """A text of ours: its headings have anchors. ``address``, ``picture``: what an address in the text becomes. Where
-    these return an empty text, the words of the link or of the picture stand alone."""
+) -> tuple[SafeString, list[Heading]]:
+    """A text of ours as HTML, and its headings, which have anchors. ``address``, ``picture``: what an address in the
+    text becomes. Where these return an empty text, the words of the link or of the picture stand alone."""
     headings: list[Heading] = []
-    return Markdown(_rendered(_PARSER.parse(text), address, picture, 1, escape, headings), headings)
+    return _rendered(_PARSER.parse(text), address, picture, 1, escape, headings), headings
 
 
 def _rendered(tokens: list[Token], address: Callable[[str], str], picture: Callable[[str], str], first_level: int,

@@ -30,7 +30,7 @@ from rollout_inspector.streams.figures import percent_of
 from rollouts.jobs import run_actions
 from rollouts.store.jobs.jobs import is_active
 from rollouts.store.models import Run, StoredTrajectory
-from rollouts.store.paging import CursorPart
+from rollouts.store.paging import ListPart
 from rollouts.store.parameters import SEVERITIES
 from rollouts.store.runs.figures import is_large
 from rollouts.store.runs.muted import muted_in
@@ -190,7 +190,7 @@ def figures_part(run: Run, wanted: ListQuery) -> dict[str, Any]:
     }
 
 
-def list_page(run: Run, wanted: ListQuery) -> CursorPart[StoredTrajectory]:
+def list_page(run: Run, wanted: ListQuery) -> ListPart[StoredTrajectory]:
     """One part of the run's trajectories. While a launch works, queued trajectories are left out. One query."""
     return list_trajectories(run, _listed(run, wanted), wanted.sort, wanted.after, TRAJECTORIES_PER_PAGE)
 
@@ -201,7 +201,7 @@ def _listed(run: Run, wanted: ListQuery) -> ListQuery:
 
 
 def place_part(
-    run: Run, wanted: ListQuery, found: CursorPart[StoredTrajectory], queued: int, summary: RunSummary | None = None,
+    run: Run, wanted: ListQuery, found: ListPart[StoredTrajectory], queued: int, summary: RunSummary | None = None,
 ) -> dict[str, Any]:
     """How many trajectories pass the filter, and the place of the first line among them, from 1. None = more than are
     counted. At most three queries, none for the first page where a total of the run tells it. ``queued``: the
@@ -214,7 +214,7 @@ def place_part(
     if total is None:
         counted = count_trajectories(run, listed)
         total = counted if counted <= MAX_COUNTED else None
-    before = count_before(found.items[0], listed, wanted.sort) if wanted.after and found.items else 0
+    before = count_before(found[0][0], listed, wanted.sort) if wanted.after and found[0] else 0
     return {"total": total, "first": before + 1 if before <= MAX_COUNTED or listed.pass_all else None}
 
 
@@ -227,12 +227,12 @@ def _known_total(listed: ListQuery, summary: RunSummary) -> int | None:
     return None
 
 
-def list_part(run: Run, wanted: ListQuery, found: CursorPart[StoredTrajectory], reader: int | None) -> dict[str, Any]:
+def list_part(run: Run, wanted: ListQuery, found: ListPart[StoredTrajectory], reader: int | None) -> dict[str, Any]:
     """The lines of the list. ``reader``: the key of the user who asks; None = a visitor. Four queries, or two."""
-    groups = group_stats(run, sorted({item.group for item in found.items if item.group}))
-    kinds = finding_kinds(found.items)
-    comments = count_comments(found.items) if reader is not None else None
-    seen_keys = seen_among(found.items, reader) if reader is not None else None
+    groups = group_stats(run, sorted({item.group for item in found[0] if item.group}))
+    kinds = finding_kinds(found[0])
+    comments = count_comments(found[0]) if reader is not None else None
+    seen_keys = seen_among(found[0], reader) if reader is not None else None
     query, tokenizer = wanted.query(), run.tokenizer.name if run.tokenizer else None
     lines = [
         TrajectoryValues.of(
@@ -243,9 +243,9 @@ def list_part(run: Run, wanted: ListQuery, found: CursorPart[StoredTrajectory], 
             seen=None if seen_keys is None else item.pk in seen_keys,
             zero_variance=item.group in groups and is_flat(groups[item.group], is_active(run)),
         )
-        for item in found.items
+        for item in found[0]
     ]
-    return {"trajectories": lines, "next": found.next or None}
+    return {"trajectories": lines, "next": found[1]}
 
 
 def list_frame(wanted: ListQuery, lines: list[TrajectoryValues]) -> dict[str, Any]:
@@ -287,12 +287,12 @@ class Had:
         return reverse("run", args=[run.code]) + wanted.query(after=wanted.after, have=have)
 
 
-def all_of(run: Run, part: dict[str, Any], found: CursorPart[StoredTrajectory]) -> Had:
+def all_of(run: Run, part: dict[str, Any], found: ListPart[StoredTrajectory]) -> Had:
     """The marks of a page that shows everything. Its figures change with ends and findings alone."""
     totals = run.n_trajectories, run.n_finished, run.n_failed, run.n_rewards, run.reward_sum
-    lines = [[getattr(item, name) for name in _MARKED_FIELDS] for item in found.items]
+    lines = [[getattr(item, name) for name in _MARKED_FIELDS] for item in found[0]]
     figures = mark_of(totals, sorted(run.finding_counts.items()))
-    return Had(progress_mark(part), figures, mark_of(found.next, lines), int(time.time()))
+    return Had(progress_mark(part), figures, mark_of(found[1], lines), int(time.time()))
 
 
 def answer(request: HttpRequest, run: Run, wanted: ListQuery) -> HttpResponse:

@@ -1,6 +1,6 @@
 """`/`, the list of runs, `/runs/<code>` and what can be done to a run."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,7 @@ from rollouts.store.models import Role, Run
 from rollouts.store.parameters import SEVERITIES, STATUSES
 from rollouts.store.runs.alarms import count_alarms
 from rollouts.store.runs.figures import severities_of
-from rollouts.store.runs.logprob_columns import NamedCause, named_causes
+from rollouts.store.runs.logprob_columns import named_causes
 from rollouts.store.runs.muted import muted_in_runs
 from rollouts.store.runs.runs import RunFilters, RunTotals, known_tags, tags_of, total_runs, visible_runs
 
@@ -47,28 +47,6 @@ class RunsPage(Page):
     """Over all runs that pass the filter."""
     notices: list[str]
     """A sentence for each part of the address that could not be followed."""
-
-
-def listed_run(
-    run: Run, severities: Mapping[str, int], tags: list[str], project: str | None, muted: Collection[str], alarms: int,
-    causes: Sequence[NamedCause],
-) -> ListedRun:
-    """``severities``: worst severity -> trajectories. ``muted``: the kinds that are muted in the run. ``alarms``: how
-    many limits it is above. ``causes``: what its gap is put down to."""
-    return ListedRun.of(
-        run,
-        project_code=run.project.code,
-        worst=next(iter(severities.items()), None),
-        severities=dict(severities),
-        top_cause=top_cause(
-            {kind: n for kind, n in run.finding_counts.items() if kind not in muted}, next(iter(severities), "")
-        ),
-        muted=sorted(kind for kind, n in run.finding_counts.items() if n and kind in muted),
-        tags=tags,
-        project=project,
-        alarms=alarms,
-        gap_causes=gap_causes(run, causes),
-    )
 
 
 def top_cause(counts: Mapping[str, int], worst: str) -> str | None:
@@ -116,21 +94,27 @@ def index(request: HttpRequest) -> HttpResponse:
         notices.append(NO_PROJECT)
     filters = RunFilters(params["text"], params["status"], params["kind"], params["project"], params["tag"])
     try:
-        part = visible_runs(access(request), filters, params["after"], RUNS_PER_PAGE)
+        runs, following = visible_runs(access(request), filters, params["after"], RUNS_PER_PAGE)
     except ValueError:  # an address that was cut short shows the newest
-        part = visible_runs(access(request), filters, "", RUNS_PER_PAGE)
-    runs = part.items
+        runs, following = visible_runs(access(request), filters, "", RUNS_PER_PAGE)
     severities, tags, muted = severities_of(runs), tags_of(runs), muted_in_runs(runs)
     alarms, causes = count_alarms(runs), named_causes(runs)
     data = RunsPage(
         runs=[
-            listed_run(
-                run, severities.get(run.pk, {}), tags.get(run.pk, []), project_name(request, run.project_id),
-                muted[run.pk], alarms.get(run.pk, 0), causes.get(run.pk, []),
+            ListedRun.of(
+                run, project_code=run.project.code, project=project_name(request, run.project_id),
+                worst=next(iter(severities.get(run.pk, {}).items()), None), severities=severities.get(run.pk, {}),
+                top_cause=top_cause(
+                    {kind: n for kind, n in run.finding_counts.items() if kind not in muted[run.pk]},
+                    next(iter(severities.get(run.pk, {})), ""),
+                ),
+                muted=sorted(kind for kind, n in run.finding_counts.items() if n and kind in muted[run.pk]),
+                tags=tags.get(run.pk, []), alarms=alarms.get(run.pk, 0),
+                gap_causes=gap_causes(run, causes.get(run.pk, [])),
             )
             for run in runs
         ],
-        next=part.next or None,
+        next=following,
         totals=total_runs(access(request), filters),
         notices=notices,
     )

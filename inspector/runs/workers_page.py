@@ -47,9 +47,7 @@ def index(request: HttpRequest) -> HttpResponse:
     try:
         connection = connect()
         workers = list_workers(connection)
-        differing = [
-            difference.sentence for difference in differences(list_machines(connection)) if difference.is_harmful
-        ]
+        differing = [sentence for sentence, is_harmful in differences(list_machines(connection)) if is_harmful]
         names = sorted({*served_queues(), *(queue for worker in workers for queue in worker.queues)})
         lengths = queue_lengths(connection, names)
         problem = redis_problem()

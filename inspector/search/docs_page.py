@@ -2,7 +2,6 @@
 
 import posixpath
 import re
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +15,7 @@ from django.utils.safestring import SafeString
 from django.views.decorators.http import require_safe
 
 from inspector.html.markdown import Heading, markdown, web_address
-from inspector.web.twins import Page, page
+from inspector.web.twins import page
 
 FOLDER: Path = settings.WEB_FILES / "docs"  # In a wheel it lies inside the package: pyproject.toml says so.
 _SECTION = re.compile(r"^## (.+)$", re.MULTILINE)
@@ -30,18 +29,6 @@ class DocsLine(NamedTuple):
     title: str
     about: str
     url: str
-
-
-@dataclass(frozen=True)
-class DocsPage(Page):
-    """A page of the docs."""
-
-    name: str
-    """Its name in addresses: its path in the folder `docs` without `.md`, of a `README.md` that of its folder."""
-    title: str
-    """Its first heading."""
-    text: str
-    """As the file has it, in Markdown."""
 
 
 @cache
@@ -80,8 +67,9 @@ def _page_name(path: str) -> str:
 
 
 @cache
-def drawn(name: str) -> tuple[DocsPage, SafeString, list[Heading]]:
-    """A page, its HTML, and its headings below the title. Raises ``KeyError`` for an unknown name."""
+def drawn(name: str) -> tuple[dict[str, str], SafeString, list[Heading]]:
+    """``name``, ``title`` and ``text`` (Markdown) of a page, its HTML, and its headings below the title. Raises
+    ``KeyError`` for an unknown name."""
     path = docs_files()[name]
     # The head and the comments are for other programs.
     text = re.sub(r"\A---\n.*?\n---\n|^<!--.*?-->\n", "", path.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
@@ -96,10 +84,10 @@ def drawn(name: str) -> tuple[DocsPage, SafeString, list[Heading]]:
         target = posixpath.normpath(posixpath.join(here, link))
         return docs_url(target) if target in _pictures() else ""
 
-    written = markdown(text, address, picture)
-    title = next((heading.text for heading in written.headings if heading.level == 1), name)
-    below = [heading for heading in written.headings if heading.level in (2, 3)]
-    return DocsPage(name, title, text), written.html, below
+    html, headings = markdown(text, address, picture)
+    title = next((heading.text for heading in headings if heading.level == 1), name)
+    below = [heading for heading in headings if heading.level in (2, 3)]
+    return {"name": name, "title": title, "text": text}, html, below
 
 
 @cache

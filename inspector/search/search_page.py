@@ -14,9 +14,9 @@ from django.utils.safestring import SafeString, mark_safe
 
 from inspector.runs.run_values import RunValues
 from inspector.web.access import access
-from inspector.web.twins import Page
+from inspector.web.twins import Page, from_columns
 from rollout_inspector.text.html.text import text_html
-from rollouts.jobs.search import INDEXES, SearchedPart, SearchHit, SearchQuestion, search
+from rollouts.jobs.search import SearchedPart, SearchHit, SearchQuestion, search
 from rollouts.store.models import Run
 from rollouts.store.runs.muted import muted_in_runs
 from rollouts.store.runs.runs import RunFilters, visible_runs
@@ -84,10 +84,8 @@ class SearchResult(Page):
     @classmethod
     def of(cls, found: SearchHit, is_muted: bool) -> SearchResult:
         """A result of :func:`rollouts.jobs.search.search`. ``is_muted``: the run mutes the kind of its finding."""
-        return cls(
-            found.trajectory, found.external_id, found.run.code, found.run.name, found.row, found.step, found.start,
-            found.stop, found.text, found.before, found.after, found.kind, is_muted, _address(found),
-        )
+        run = found.run
+        return from_columns(cls, found, run=run.code, run_name=run.name, muted=is_muted, url=_address(found))
 
     @property
     def html(self) -> SafeString:
@@ -140,8 +138,6 @@ class SearchPage(Page):
     """Sentences about what could not be searched."""
     runs: list[RunValues]
     """Runs by name, model or code, in the first part of a search of metadata in all runs."""
-    index: str
-    """Which index of the database serves it."""
 
 
 def asked_of(params: Mapping[str, str], filters: TrajectoryFilters) -> SearchQuestion | None:
@@ -163,12 +159,11 @@ def search_page(
         part = search(access(request), question, run, cursor, limit, SECONDS, project)
     runs = []
     if question.by == "metadata" and run is None and not cursor:
-        runs_part = visible_runs(access(request), RunFilters(text=question.text, project=project), "", MAX_RUNS)
-        runs = [RunValues.of(stored_run) for stored_run in runs_part.items]
+        filters = RunFilters(text=question.text, project=project)
+        runs = [RunValues.of(stored_run) for stored_run in visible_runs(access(request), filters, "", MAX_RUNS)[0]]
     return SearchPage(
         run.code if run is not None else None, question.by, question.text or question.filters.kind,
         _results(part.results), part.complete, part.next or None, part.done, part.total, part.notes, runs,
-        INDEXES[question.by],
     ), part
 
 
@@ -180,4 +175,4 @@ def _results(found: Sequence[SearchHit]) -> list[SearchResult]:
 
 def nothing_asked(run: Run | None) -> SearchPage:
     """The page before anything is searched for."""
-    return SearchPage(run.code if run is not None else None, "", "", [], True, None, 0, 0, [], [], "")
+    return SearchPage(run.code if run is not None else None, "", "", [], True, None, 0, 0, [], [])

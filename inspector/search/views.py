@@ -146,33 +146,24 @@ class GoPlace(Page):
     """Its address."""
 
 
-@dataclass(frozen=True)
-class GoPage(Page):
-    """The places whose names hold what was typed."""
-
-    q: str
-    """What was typed; without it the newest runs and the pages are listed."""
-    places: list[GoPlace]
-    """At most six of a group."""
-
-
 @require_safe
 @never_cache
 def go(request: HttpRequest) -> HttpResponse:
-    """`?q=`: parts of a name, in any order. At most three queries beside those of the login."""
+    """`?q=`: parts of a name, in any order; without them the newest runs and the pages are listed. At most three
+    queries beside those of the login."""
     text = " ".join(request.GET.get("q", "").replace("\0", "").split())[:MAX_TEXT]
-    value = GoPage(text, [*_runs_and_trajectories(request, text), *_pages(request, text)])
+    value = {"q": text, "places": [*_runs_and_trajectories(request, text), *_pages(request, text)]}
     template = "search/_go.html" if is_fragment(request, "go-list") else "search/go.html"
     return page(request, template, value)
 
 
 def _runs_and_trajectories(request: HttpRequest, text: str) -> Iterator[GoPlace]:
     reader = access(request)
-    for run in visible_runs(reader, RunFilters(text=text), "", EACH).items:
+    for run in visible_runs(reader, RunFilters(text=text), "", EACH)[0]:
         about = " · ".join(filter(None, (project_name(request, run.project_id), run.kind, run.model, run.code)))
         yield GoPlace("Runs", run.name, about, reverse("run", args=[run.code]))
     if len(text) > 1:
-        newest = visible_runs(reader, RunFilters(), "", NEWEST).items
+        newest = visible_runs(reader, RunFilters(), "", NEWEST)[0]
         for trajectory in trajectories_named(reader, newest, text, EACH):
             url = reverse("trajectory", args=[trajectory.code])
             yield GoPlace("Trajectories", trajectory.external_id, f"{trajectory.run.name} · {trajectory.code}", url)

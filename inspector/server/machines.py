@@ -60,12 +60,8 @@ class Machine:
     seen_at: float = 0.0  # Unix time.
 
 
-@dataclass(frozen=True)
-class Difference:
-    """Something that is not as it should be."""
-
-    sentence: str  # What differs, and the way out.
-    is_harmful: bool
+Difference = tuple[str, bool]
+"""Something that is not as it should be: what differs and the way out, and whether it does harm."""
 
 
 def describe(name: str, role: str, queues: Sequence[str] = ()) -> Machine:
@@ -111,10 +107,10 @@ def differences(machines: Sequence[Machine]) -> list[Difference]:
     hosts = {machine.host for machine in machines}
     if len(hosts) > 1 and any(machine.database_kind == "sqlite" for machine in machines):
         sentence = f"SQLite is a file of one machine, and processes run on {_listed(hosts)}. Use PostgreSQL."
-        found_differences.append(Difference(sentence, True))
+        found_differences.append((sentence, True))
     foreign = {(machine.files_of, machine.database) for machine in machines if machine.files_of}
     found_differences += [
-        Difference(foreign_sentence, True)
+        (foreign_sentence, True)
         for pair in sorted(foreign)
         if (foreign_sentence := storage_mark.sentence_of(*pair))
     ]
@@ -123,12 +119,12 @@ def differences(machines: Sequence[Machine]) -> list[Difference]:
             way = "ahead of" if machine.clock_seconds > 0 else "behind"
             seconds = abs(machine.clock_seconds)
             sentence = f"The clock of {machine.host} ({machine.name}) is {seconds:.1f} s {way} the database's."
-            found_differences.append(Difference(f"{sentence} Let NTP set the clocks of both machines.", True))
+            found_differences.append((f"{sentence} Let NTP set the clocks of both machines.", True))
         if machine.free_bytes < MIN_FREE_BYTES:
             sentence = (
                 f"The disk of the data folder of {machine.name} has {machine.free_bytes >> 20} MB left. Make room."
             )
-            found_differences.append(Difference(sentence, True))
+            found_differences.append((sentence, True))
     found_differences += _split(
         machines, "Python", lambda one: one.python.rpartition(".")[0], "Install the same minor version.", harmful=False
     )
@@ -180,7 +176,7 @@ def _split(
     if len(hosts_by_value) < 2:
         return []
     parts = "; ".join(f"{_listed(names)}: {label}{value}" for value, names in sorted(hosts_by_value.items()))
-    return [Difference(f"{what} differs. {parts}. {way_out}", harmful)]
+    return [(f"{what} differs. {parts}. {way_out}", harmful)]
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -244,11 +244,7 @@ class ProblemDocument:
 
 def problem(status: int, sentence: str, errors: dict[str, list[str]] | None = None, **more: Any) -> JsonResponse:
     """A problem document as an answer. ``more``: further members."""
-    try:
-        title = HTTPStatus(status).phrase
-    except ValueError:
-        title = "Error"
-    body = {"type": "about:blank", "title": title, "status": status, "detail": sentence}
+    body = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status, "detail": sentence}
     answer = JsonResponse(
         {**more, **body, **({"errors": errors} if errors else {})}, status=status, content_type=MEDIA_TYPE
     )

@@ -13,7 +13,7 @@ from typing import Any
 from rollout_inspector.client.client import ENDED, Client, ServerError
 from rollout_inspector.commands.fence import Sentence, answer_text, shown_text
 from rollout_inspector.diagnose.finding import Severity
-from rollout_inspector.diagnose.gap.cause_kinds import CAUSES
+from rollout_inspector.diagnose.gap.cause_kinds import CAUSES, TEACHER_CAUSES
 from rollout_inspector.diagnose.kinds import KINDS
 
 MAX_ITEMS = 100  # Items of a list in one answer.
@@ -28,7 +28,7 @@ VALUES: dict[str, tuple[str, ...]] = {
         "reward", "n_tokens", "n_findings", "n_rows", "n_sampled", "n_trained", "n_lost") for sign in ("", "-"))),
 }
 """Argument -> the values that the schema of a tool lists. The server refuses others, and says which there are."""
-OWN_TEXTS = ("evidence", *CAUSES)  # Keys of a gap report whose texts the product wrote.
+OWN_TEXTS = ("evidence", *CAUSES, *TEACHER_CAUSES)  # Keys of a gap report whose texts the product wrote.
 CODE = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-"
 RUN_FIELDS = (
     "code", "name", "kind", "status", "error", "created_at", "model", "environment", "format", "trajectories",

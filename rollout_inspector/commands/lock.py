@@ -5,6 +5,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from rollout_inspector.commands.template_options import add_template_options, load_template, template_paths
+from rollout_inspector.commands.tokenizer_options import RENDERER
 from rollout_inspector.guard.checked_templates import CheckedTemplate, check_template
 from rollout_inspector.guard.template_lock import LOCK_TIME, lock_text, name_in_lock
 from rollout_inspector.guard.text_files import check_place, write_whole
@@ -25,6 +26,8 @@ def run(options: Namespace) -> int:
     checked: dict[str, CheckedTemplate] = {}
     check_place(options.output, "--output")
     for path in template_paths(options.paths):
+        if path.startswith(RENDERER):
+            raise Refusal(f"{path} cannot be locked: it has no text. Pin the version of the package renderers.")
         if os.path.realpath(path) == os.path.realpath(options.output):
             raise Refusal(f"--output {path}: it is the template. Name another file.")
         name = name_in_lock(path, options.output)

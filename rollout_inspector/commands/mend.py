@@ -64,8 +64,8 @@ def _remake(slug: str, tokenizer: LoadedTokenizer | None, renderer: TemplateRend
         why = "There is no tokenizer with a chat template: name one with --tokenizer."
         context = Context.without_renderer(why)
         return lambda trajectory: replay(trajectory, STRATEGIES[slug], context)
-    context = Context(tokenizer, renderer, tokenizer.stop_ids)
-    parse = parser_of(tokenizer, renderer)
+    context = Context(tokenizer, renderer, tokenizer.stop_ids, bridge=renderer.bridge)
+    parse = renderer.parse or parser_of(tokenizer, renderer)
     return lambda trajectory: replay(with_replies(trajectory, parse), STRATEGIES[slug], context)
 
 

@@ -41,7 +41,7 @@ def run(options: Namespace) -> int:
         tokenizer = options.tokenizer or None
         tokenizer = tokenizer if lock is None else tokenizer_in_lock(name, lock, options.lock, tokenizer)
         named = load_template(path, tokenizer)
-        checked = check_template(path, *named, purposes, LOCK_TIME if lock is not None else "")
+        checked = check_template(path, *named, purposes=purposes, now=LOCK_TIME if lock is not None else "")
         if lock is not None:
             checked = replace(checked, compared=compare_with_lock(checked, lock, name))
         reports.append(checked)

@@ -133,7 +133,9 @@ def assert_template_safe(
         if text is None:
             raise Refusal("There is no chat template: the tokenizer has none, and none was named.")
         label = name or (codec.name if codec is not None and folder is None else "the chat template")
-        checked = check_template(label, text, codec, wanted_purposes, "" if template_lock is None else LOCK_TIME)
+        checked = check_template(
+            label, text, codec, purposes=wanted_purposes, now="" if template_lock is None else LOCK_TIME
+        )
         if template_lock is not None:
             checked = replace(checked, compared=compare_with_lock(checked, template_lock, name))
     finally:

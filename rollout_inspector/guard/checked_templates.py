@@ -20,6 +20,8 @@ PURPOSES = {
     "masks": Purpose.MASKS,
     "dates": Purpose.REPRODUCIBLE,
     "clients": Purpose.CLIENTS,
+    "parsed-messages": Purpose.PARSED_MESSAGES,
+    "parsed-ids": Purpose.PARSED_IDS,
 }
 """The word of an option -> the purpose that it names."""
 
@@ -98,13 +100,14 @@ def purposes_of(words: str | Iterable[str]) -> tuple[Purpose, ...]:
 
 
 def check_template(
-    name: str, text: str, tokenizer: LoadedTokenizer | None = None, purposes: Sequence[Purpose] = (Purpose.TOOLS,),
+    name: str, text: str, tokenizer: LoadedTokenizer | None = None,
+    renderer: chat_templates.TemplateRenderer | None = None, purposes: Sequence[Purpose] = (Purpose.TOOLS,),
     now: str = "",
 ) -> CheckedTemplate:
     """Check a template that a user named; what cannot be rendered at all becomes an ``error``. ``now``: an ISO date
-    and time that templates with a clock are told; empty = the real one."""
+    and time that templates with a clock are told; empty = the real one. ``renderer`` renders in the template's place."""
     try:
-        report, problem = chat_templates.check(tokenizer, text, now=now), ""
+        report, problem = chat_templates.check(tokenizer, text, now=now, renderer=renderer), ""
     except (RenderFailed, TokenizerUnusable) as error:
         report, problem = None, str(error)
     return CheckedTemplate(name, text, tokenizer, tuple(purposes), report, problem)

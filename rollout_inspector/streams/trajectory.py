@@ -49,6 +49,14 @@ def ids_array(values: Sequence[int] | NDArray[Any]) -> Ids:
 REWARD_COLUMNS = ("rewards", "rm_scores", "token_level_scores", "token_level_rewards")
 """Columns of a row that hold the reward of each token (SkyRL, verl)."""
 NO_IDS: Ids = np.zeros(0, dtype=np.int32)
+
+
+def is_teacher(name: str) -> bool:
+    """Whether a column of a row holds the log-probabilities of a teacher, as ``teacher_log_probs`` (slime, verl) and
+    ``teacher/<name>/logprobs`` (tokendb) do."""
+    return "teacher" in name and "best" not in name and name.endswith(("logprobs", "log_probs"))
+
+
 FORKED = "forked_from"
 """The key in ``extra`` of a trajectory that continues another one: its ``trajectory``, ``row`` and ``offset``. Its
 first prompt holds what another one sampled, so that no template wrote it."""

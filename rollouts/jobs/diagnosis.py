@@ -206,11 +206,6 @@ def do_job(job: Job, beat: Beat) -> None:
     join(job, beat)
 
 
-def cut(job: Job, beat: Beat) -> list[dict[str, int]]:
-    """The ranges of trajectories that workers diagnose side by side; empty = the run is small."""
-    return cut_run(run_of_job(job), job, beat)
-
-
 def do_shard(job: Job, beat: Beat) -> dict[str, Any]:
     """Diagnose the trajectories that the options of a job or of a shard name. Returns no columns."""
     run, first, last = run_of_job(job), *range_of(job)
@@ -282,7 +277,7 @@ KIND = JobKind(
     "diagnose",
     "Diagnosed again",
     do_job,
-    Sharing(cut, do_shard, join),
+    Sharing(cut_run, do_shard, join),
     follow=ask_for_gap,
     activity="diagnosis started",
     done=lambda job: f"{job.n_done:,} trajectories diagnosed.",

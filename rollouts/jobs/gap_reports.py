@@ -13,6 +13,7 @@ from rollout_inspector.diagnose.gap.token_classes import TokenClasses
 from rollout_inspector.diagnose.gap.tokens import GapCollector
 from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.batches import batched
+from rollout_inspector.streams.trajectory import is_teacher
 from rollout_inspector.text.tokenizers import LoadedTokenizer
 from rollouts.jobs.broker import DO_JOB, send_task
 from rollouts.store.chat_templates.tokenizers import load_tokenizer
@@ -67,11 +68,13 @@ def why_no_columns(run: Run, sampler: str = "", trainer: str = "") -> str:
 
 
 def read_gap(
-    run: Run, say: Callable[[int, int], object] = lambda done, total: None, sampler: str = "", trainer: str = ""
+    run: Run, say: Callable[[int, int], object] = lambda done, total: None, sampler: str = "", trainer: str = "",
+    teacher: bool = False,
 ) -> dict[str, Any]:
     """The report of :func:`rollout_inspector.diagnose.gap.report.gap_report` over the finished trajectories of a run.
 
-    ``sampler`` and ``trainer`` are names of :func:`columns_of`; empty = as recorded.
+    ``sampler`` and ``trainer`` are names of :func:`columns_of`; empty = as recorded. ``teacher``: the second is that of
+    a teacher, as one is whose name says so.
 
     Also ``key``, ``finished`` (trajectories that the run had), ``compared`` (both names), ``trajectories`` (how many
     were read), ``every`` (1 = all were read, 2 = every second ...) and ``notes``. ``say`` is called with the
@@ -100,7 +103,7 @@ def read_gap(
     noise, tokens = newest_noise(run), collector.done()
     if noise is not None and noise["tokens"]:
         tokens = replace(tokens, noise=(noise["mean_abs"], noise["p99"]))
-    report = gap_report(tokens, replays)
+    report = gap_report(tokens, replays, teacher or is_teacher(trainer))
     if every > 1:
         notes.append(
             f"The run trains {trained:,} tokens, more than the {MAX_TOKENS:,} that one report reads: one trajectory of "
@@ -121,35 +124,47 @@ def read_gap(
 
 
 def do_job(job: Job, beat: Beat) -> None:
-    """Read the gap of a run and store the report. Reports of earlier jobs go."""
+    """Read the gap of a run and store the report. The earlier one goes, of a trainer or of a teacher alike."""
     run = run_of_job(job)
     columns = {side: job.options.get(side, "") for side in ("sampler", "trainer")}
     if sentence := why_no_columns(run, **columns):
         raise Refusal(sentence)
+    teacher = bool(job.options.get("teacher"))
     beat(n_done=0, n_total=run.n_finished)
-    report = read_gap(run, lambda done, total: beat.now_and_then(n_done=done, n_total=total), **columns)
+    say = lambda done, total: beat.now_and_then(n_done=done, n_total=total)  # noqa: E731
+    report = read_gap(run, say, **columns, teacher=teacher)
     if not end_job(job, Job.Status.DONE, report=report, n_done=report["trajectories"]):
         raise JobLost
-    delete_earlier_jobs(job)
+    delete_earlier_jobs(job, "teacher")
 
 
 def ask_for_gap(run: Run, user: Any = None, grows: bool = False) -> None:
     """Ask a worker to read the gap of a run that has changed, so that its causes are known without a press.
 
     ``grows``: more is pushed to the run, which is read again when it has grown by ``GROWTH``. Nothing happens where no
-    row has both columns, where the report is up to date, or where somebody compared other columns. If the broker does
-    not answer, the job waits for a worker.
+    row has both columns, where the report is up to date, or where somebody compared other columns. A teacher's column
+    takes the place of the trainer's where that is missing. If the broker does not answer, the job waits for a worker.
     """
+    options: dict[str, Any] = {}
     if not (has_gap(run, RECENT) if grows else not why_no_gap(run)):
-        return
+        teachers = [] if grows else [column.name for column in columns_of(run) if is_teacher(column.name)]
+        if not teachers:
+            return
+        options = gap_options(trainer=teachers[0])
     if (last := newest_report(run)) is not None:
         key, finished, trainer = last
         little = grows and finished <= run.n_finished < GROWTH * finished
         if trainer or little or key == gap_key(run):
             return
-    job, is_new = ask_job(run, KIND.slug, user=user)
+    job, is_new = ask_job(run, KIND.slug, options, user)
     if is_new:
         send_task(DO_JOB, job.pk)
+
+
+def gap_options(sampler: str = "", trainer: str = "", teacher: bool = False) -> dict[str, Any]:
+    """The options of a job that compares two columns; empty = as recorded. ``teacher``: see :func:`read_gap`."""
+    columns = {name: column for name, column in (("sampler", sampler), ("trainer", trainer)) if column}
+    return columns | ({"teacher": True} if trainer and (teacher or is_teacher(trainer)) else {})
 
 
 def _codec_of(run: Run) -> tuple[LoadedTokenizer | None, list[str]]:

@@ -2,7 +2,7 @@
 
 import hashlib
 import logging
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -17,9 +17,9 @@ from rollout_inspector.diagnose.loss_weights.rules import MEANS
 from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.prefix import merged_rows
 from rollout_inspector.streams.strategies import STRATEGIES
-from rollout_inspector.streams.strategies.replay import StrategyResult, replay_many
+from rollout_inspector.streams.strategies.replay import StrategyResult
 from rollout_inspector.streams.trajectory import Trajectory
-from rollouts.jobs.replays.replay_context import BATCH, complete_replies, context_of
+from rollouts.jobs.replays.replay_context import BATCH, context_of, replayed
 from rollouts.store.chat_templates.tokenizers import load_tokenizer
 from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, drop_earlier_reports, end_job
 from rollouts.store.models import Job, Run
@@ -114,18 +114,9 @@ class RunWeights:
             for n, _ in enumerate(self._recorded(), start=1):
                 yield n
             return
-        context, loaded = context_of(self.run)
-        pending: deque[Counted] = deque()
-
-        def values() -> Iterator[Trajectory]:
-            for trajectory in self._recorded():
-                pending.append(trajectory)
-                yield complete_replies(trajectory[0], loaded, context)
-
-        strategies = [STRATEGIES[slug] for slug in self._strategies]
-        with closing(replay_many(values(), strategies, context)) as replayed:
-            for n, results in enumerate(replayed, start=1):
-                counted = pending.popleft()
+        pairs = ((counted, counted[0]) for counted in self._recorded())
+        with closing(replayed(pairs, self._strategies, *context_of(self.run))) as results_of:
+            for n, (counted, results) in enumerate(results_of, start=1):
                 for result in results:
                     self._strategies[result.slug].add(counted, result)
                 yield n

@@ -13,7 +13,7 @@ import logging
 import resource
 import sys
 import threading
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from django.conf import settings
@@ -41,17 +41,6 @@ PREPARE = f"import os; os.nice({NICE}); import django; django.setup(); "
 """Statements at the start of the process. Models can be imported only after ``setup``."""
 
 
-@dataclass(frozen=True)
-class PushedBody:
-    """A body that was received, and where it goes."""
-
-    run: str  # Code of the run.
-    path: str  # The file that holds the body.
-    format: str  # Name of the format, or ``auto``.
-    prefix: str
-    training_step: int | None = None  # Of all that is pushed; None = each record tells its own, or none.
-
-
 PushAnswer = tuple[int, dict[str, Any]]
 """What a push is answered with: the HTTP status and the body, in which ``error`` says what was not read."""
 
@@ -60,15 +49,17 @@ class PushesBusy(Refusal):
     """Other pushes are being read. The message is a sentence."""
 
 
-def answer(body: PushedBody) -> PushAnswer:
-    """Read and store a body in this process. Raises what is neither the sender's fault nor an outage."""
-    run = find_run(code=body.run)
+def answer(code: str, path: str, format_name: str, prefix: str, training_step: int | None) -> PushAnswer:
+    """Read and store the body in a file, in this process. ``code``: of the run. ``format_name``: or ``auto``.
+    ``training_step``: of all that is pushed; None = each record tells its own, or none. Raises what is neither the
+    sender's fault nor an outage."""
+    run = find_run(code=code)
     if run is None:
-        return _deleted(body)
-    source = Source.of_path(body.path, "The request body", alone=True)
+        return _deleted(code)
+    source = Source.of_path(path, "The request body", alone=True)
     source.path = ""  # the file is ours, and its name says nothing
     try:
-        pushed = take_push(run, source, body.format, body.prefix, TrainingStepRule(body.training_step))
+        pushed = take_push(run, source, format_name, prefix, TrainingStepRule(training_step))
     except FileRefused as error:
         status = 413 if isinstance(error, TooLarge) else 415 if source.size else 400
         return status, {"error": str(error)}
@@ -76,9 +67,9 @@ def answer(body: PushedBody) -> PushAnswer:
         sentence = f"Reading the body needs more than {MEMORY_BYTES >> 20:,} MB of memory. {limits.BY_IMPORT}"
         return 413, {"error": sentence}
     except (Run.DoesNotExist, IntegrityError):
-        if find_run(code=body.run) is not None:
+        if find_run(code=code) is not None:
             raise
-        return _deleted(body)
+        return _deleted(code)
     except (OSError, DatabaseError) as error:
         if not is_outage(error):
             raise
@@ -87,8 +78,8 @@ def answer(body: PushedBody) -> PushAnswer:
     return 413 if pushed.is_too_large else 400 if pushed.error else 200, result
 
 
-def _deleted(body: PushedBody) -> PushAnswer:
-    sentence = f"The run {body.run} was deleted while you pushed to it. POST /api/runs makes one."
+def _deleted(code: str) -> PushAnswer:
+    sentence = f"The run {code} was deleted while you pushed to it. POST /api/runs makes one."
     return 410, {"error": sentence}
 
 
@@ -102,13 +93,14 @@ class PushProcess:
         self._lock = threading.Lock()
         self._child: PipedProcess | None = None
 
-    def ask(self, body: PushedBody) -> PushAnswer:
-        """Have a body read and stored. Raises :class:`PushesBusy` when others are read for ``WAIT_SECONDS``."""
+    def ask(self, *body: str | int | None) -> PushAnswer:
+        """Have a body read and stored: what :func:`answer` takes. Raises :class:`PushesBusy` when others are read for
+        ``WAIT_SECONDS``."""
         if not self._lock.acquire(timeout=WAIT_SECONDS):
             raise PushesBusy("The server reads other pushes. Push again later.")
         try:
             child = self._child = self._living()
-            child.pipe.send_bytes(json.dumps(asdict(body)).encode())
+            child.pipe.send_bytes(json.dumps(body).encode())
             if not child.pipe.poll(ANSWER_SECONDS):
                 self.close()
                 return 503, {"error": f"The push was not stored within {ANSWER_SECONDS:g} s. Push again."}
@@ -117,7 +109,7 @@ class PushProcess:
                 self.close()
             return reply["status"], reply["body"]
         except (EOFError, OSError, ProcessEnded) as error:
-            log.warning("the push process ended run=%s", body.run, exc_info=error)
+            log.warning("the push process ended run=%s", body[0], exc_info=error)
             self.close()
             sentence = "The process that reads pushes ended. Push again; if this repeats, push smaller parts."
             return 503, {"error": sentence}
@@ -162,11 +154,11 @@ def main() -> None:
     with contextlib.suppress(EOFError, OSError):
         connection.settings_dict.update(json.loads(pipe.recv_bytes()))
         while pipe.poll(IDLE_SECONDS):
-            body = PushedBody(**json.loads(pipe.recv_bytes()))
+            body = json.loads(pipe.recv_bytes())
             try:
-                status, result = answer(body)
+                status, result = answer(*body)
             except Exception:
-                log.exception("push not stored run=%s", body.run)
+                log.exception("push not stored run=%s", body[0])
                 status, result = 500, {"error": "The push could not be stored. The log of the web server says why."}
             connection.close()
             is_last = _most_memory() - most > KEPT_BYTES

@@ -14,8 +14,9 @@ from django.db.models import QuerySet
 
 from rollout_inspector.diagnose.gap.figures import GapFigures
 from rollout_inspector.refusal import Refusal
+from rollout_inspector.streams.align import AlignedGroup, align_same_bytes
 from rollout_inspector.streams.batches import batched
-from rollout_inspector.streams.trajectory import Floats, Ids, Mask, Row, Trajectory
+from rollout_inspector.streams.trajectory import Floats, Ids, Mask, Row
 from rollout_inspector.text import tokenizers
 from rollout_inspector.text.tokenizers import LoadedTokenizer
 from rollouts.jobs.launch import ServedModel, served_models
@@ -42,6 +43,7 @@ BATCH = 20  # Trajectories that are loaded and stored at once.
 BATCH_TOKENS = 200_000  # New tokens of a batch.
 CALL_TOKENS = 16_384
 """Tokens that the engine is asked for at once. Requests of a run wait so long, and so does the heartbeat."""
+BY_BYTES = " by bytes"  # What the engine of a column ends with whose model read ids of its own for the same text.
 WAIT_SECONDS = 0.5  # How often the job looks whether it is to stop while the engine scores.
 MAX_NOTES = 20  # Trajectories that the notes of a job name.
 
@@ -51,10 +53,11 @@ Result = TypeVar("Result")
 
 def ask(
     run: Run, model: str, engine: str = "", user: Any = None, temperature: float = 1.0, replay: bool = False,
-    calibrate: bool = False,
+    calibrate: bool = False, by_bytes: bool = False,
 ) -> tuple[Job, bool]:
     """The job that scores a run, and whether a worker has to be sent for it. ``engine``: empty = the model's own.
     ``replay``: a second column has the completions decoded again. ``calibrate``: the noise of the engine is measured.
+    ``by_bytes``: the model reads the text of the rows in ids of its own vocabulary.
     Raises :class:`Refusal`. What is scored already is not scored again, so a second job ends at once."""
     served, engine = chosen(model, engine)
     if problem := temperature_problem(engine, temperature):
@@ -63,8 +66,11 @@ def ask(
     if replay and not engine_spec(engine).replays:
         able = ", ".join(name for name in scoring_engines() if engine_spec(name).replays)
         raise Refusal(f"The engine {engine} cannot decode a completion that is given; choose one of {able}.")
+    if by_bytes and (replay or calibrate):
+        raise Refusal("A row that is read by bytes is not decoded again, and measures no noise. Ask for one of them.")
     options |= {"temperature": temperature} if temperature != 1 else {}
-    options |= {name: True for name, is_asked in (("replay", replay), ("calibrate", calibrate)) if is_asked}
+    switches = {"replay": replay, "calibrate": calibrate, "by_bytes": by_bytes}
+    options |= {name: True for name, is_asked in switches.items() if is_asked}
     if not run.n_finished:
         raise Refusal("This run has no finished trajectory, so there is nothing to score.")
     job, is_new = ask_job(run, KIND.slug, options, user)
@@ -105,10 +111,16 @@ def do_job(job: Job, beat: Beat, engine_of: EngineOf = engine_of) -> None:
     try:
         owner = engine_of(model, engine)
         info = wait_for(owner.call(EngineInfo.of), beat)
-        scorer = _Scoring(owner, info, temperature, beat, Vocabulary.of(run, model, info.vocab_size))
+        vocabulary = Vocabulary.of(run, model, info.vocab_size)
+        vocabulary.by_bytes = bool(job.options.get("by_bytes"))
+        if vocabulary.by_bytes and vocabulary.names is None:
+            raise Refusal("To read rows by bytes, the tokenizers of the run and of the model are needed: "
+                          f"{vocabulary.notes[0]}")
+        scorer = _Scoring(owner, info, temperature, beat, vocabulary)
     except EngineError as error:
         raise engine_failure(error) from error
     weights = "" if engine_spec(engine).is_server else weights_digest(model.path)
+    engine += BY_BYTES if vocabulary.by_bytes else ""
     engines = [engine, f"{engine}{DECODED}"][: 1 + bool(job.options.get("replay"))]
     columns = [
         begin_column(run, model.name, name, scorer.info.version, weights, job.created_by, temperature)
@@ -136,7 +148,7 @@ def do_job(job: Job, beat: Beat, engine_of: EngineOf = engine_of) -> None:
         raise JobLost from None
     n_scored = n_done - len(left_out)
     sentence = "1 trajectory is scored." if n_scored == 1 else f"{n_scored:,} trajectories are scored."
-    notes = [sentence, *scorer.vocabulary.notes, *left_out[:MAX_NOTES]]
+    notes = [sentence, *vocabulary.notes, *vocabulary.shapes(), *left_out[:MAX_NOTES]]
     if len(left_out) > MAX_NOTES:
         notes.append(f"And {len(left_out) - MAX_NOTES:,} more were left out.")
     if not end_job(job, Job.Status.DONE, n_done=n_done, notes=notes):
@@ -162,6 +174,10 @@ class Vocabulary:
     names: tuple[LoadedTokenizer, LoadedTokenizer] | None
     """The tokenizers of the run and of the model, where both are known."""
     notes: list[str]  # What could not be compared.
+    by_bytes: bool = False  # The model reads the text of a row in ids of its own.
+    one_to_one: int = 0  # Tokens of rows that were read by bytes, by what stands against them: one token of the model,
+    one_to_many: int = 0  # several,
+    many: int = 0  # or what several tokens of the row share, so that none of them has a value.
 
     @classmethod
     def of(cls, run: Run, model: ServedModel, size: int) -> Vocabulary:
@@ -180,6 +196,48 @@ class Vocabulary:
         ids = np.arange(max(tokenizer.vocab_size for tokenizer in pair), dtype=np.int32)
         mine, theirs = (tokenizer.token_bytes(ids) for tokenizer in pair)
         return cls(size, np.array([a != b for a, b in zip(mine, theirs, strict=True)], dtype=np.bool_), pair, [])
+
+    def stream(self, record: StoredTrajectory, ids: Ids) -> tuple[Ids, list[AlignedGroup], str]:
+        """The ids that the model reads for a row; by bytes also how they stand against the row, and why they cannot.
+        Raises :class:`Refusal` for another vocabulary where it is not read by bytes."""
+        if not self.by_bytes or self.names is None:
+            self.check(record, ids)
+            return ids, [], ""
+        mine, theirs = self.names
+        pieces = mine.token_bytes(ids)
+        try:
+            model_ids = theirs.encode(b"".join(pieces).decode())
+            return model_ids, align_same_bytes(pieces, theirs.token_bytes(model_ids), ids, model_ids), ""
+        except UnicodeDecodeError:
+            return ids, [], "A row is no text: a character of several tokens is not whole."
+        except ValueError:
+            return ids, [], "The tokenizer of the model changes the text of a row, such as its spaces."
+
+    def spread(self, scores: Floats, groups: Sequence[AlignedGroup], n: int) -> Floats:
+        """The scores of the model's tokens as values of the row's ``[n]``: the sum of those that stand against one
+        token. Several that share them have none: NaN."""
+        values = np.full(n, np.nan, np.float32)
+        for group in groups:
+            n_row, n_model = group.left_stop - group.left_start, group.right_stop - group.right_start
+            if group.equal or n_row == n_model == 1:
+                values[group.left_start : group.left_stop] = scores[group.right_start : group.right_stop]
+                self.one_to_one += n_row
+            elif n_row == 1:
+                values[group.left_start] = scores[group.right_start : group.right_stop].sum()
+                self.one_to_many += 1
+            else:
+                self.many += n_row
+        return values
+
+    def shapes(self) -> list[str]:
+        """How the tokens of rows that were read by bytes stand against the model's, as a sentence."""
+        if not self.by_bytes:
+            return []
+        sentence = (
+            f"By bytes, {self.one_to_one:,} tokens stand against one of the model's and {self.one_to_many:,} against "
+            f"several. {self.many:,} share theirs with others and have no score."
+        )
+        return [sentence]
 
     def check(self, record: StoredTrajectory, ids: Ids) -> None:
         """Raises :class:`Refusal` for an id that is none of the model's, or another token there."""
@@ -224,21 +282,25 @@ class _Scoring:
         self, batch: Sequence[StoredTrajectory], left_out: list[str], is_decoded: bool = False
     ) -> Iterator[Scored | None]:
         """The scores of each trajectory; None = a row is too long, and ``left_out`` got a sentence."""
-        fitting: list[tuple[StoredTrajectory, Trajectory]] = []
+        fitting: list[tuple[StoredTrajectory, Sequence[Row]]] = []
+        streams: list[tuple[Ids, list[AlignedGroup]]] = []
         for record, value in zip(batch, load_compared(batch), strict=True):
-            problem = ""
-            for row in value.rows:
-                self.vocabulary.check(record, row.ids)
-                problem = problem or stream_problem(row.ids, self.info)
+            of_rows = [self.vocabulary.stream(record, row.ids) for row in value.rows]
+            problem = next(filter(None, (why or stream_problem(ids, self.info) for ids, _, why in of_rows)), "")
             if problem:
                 left_out.append(f"Trajectory {record.code} was left out. {problem}")
                 yield None
             else:
-                fitting.append((record, value))
-        rows = [row for _, value in fitting for row in value.rows]
-        values = iter(self._decoded(rows) if is_decoded else self._scores([row.ids for row in rows]))
-        for record, value in fitting:
-            yield record.pk, value.rows, [next(values) for _ in value.rows]
+                fitting.append((record, value.rows))
+                streams += [(ids, groups) for ids, groups, _ in of_rows]
+        rows = [row for _, rows_of in fitting for row in rows_of]
+        scores = self._decoded(rows) if is_decoded else self._scores([ids for ids, _ in streams])
+        values = iter([
+            self.vocabulary.spread(of_row, groups, len(row.ids)) if self.vocabulary.by_bytes else of_row
+            for of_row, (_, groups), row in zip(scores, streams, rows, strict=True)
+        ])
+        for record, rows_of in fitting:
+            yield record.pk, rows_of, [next(values) for _ in rows_of]
 
     def _scores(self, streams: Sequence[Ids]) -> list[Floats]:
         scores: list[Floats] = []

@@ -3,7 +3,8 @@
 from itertools import pairwise
 
 from rollouts.store.jobs.jobs import Beat
-from rollouts.store.models import Job, Run
+from rollouts.store.models import Job
+from rollouts.store.runs.runs import run_of_job
 from rollouts.store.trajectories.trajectories import LAST, finished_trajectories, last_index
 
 PART_TOKENS = 1_000_000  # New tokens of a part. Runs of less than two such parts are gone through by one worker.
@@ -16,9 +17,10 @@ def range_of(job: Job) -> tuple[int, int]:
     return job.options.get("first", 0), job.options.get("last", LAST)
 
 
-def cut_run(run: Run, job: Job, beat: Beat) -> list[dict[str, int]]:
+def cut_run(job: Job, beat: Beat) -> list[dict[str, int]]:
     """The options of each part of a job that goes through a run: ``first`` and ``last`` index. Empty if the run is
-    small. The job knows then how many trajectories it has to go through."""
+    small: one worker goes through it. The job knows then how many trajectories it has to go through."""
+    run = run_of_job(job)
     finished = finished_trajectories(run)
     size = max(run.n_tokens / PART_TOKENS, run.n_finished / PART_TRAJECTORIES)
     if size < 2:

@@ -29,18 +29,11 @@ MAX_OLDER = 5  # How many answers of earlier versions of the checks are kept in 
 
 
 def code_of(
-    project: Project, tokenizer: Tokenizer | None, chat_template: ChatTemplate, question: Mapping[str, Any]
+    project: Project, tokenizer: Tokenizer | None, chat_template_sha256: str, question: Mapping[str, Any]
 ) -> str:
     """The 12-character code of a question in a project. It follows from contents, so that a link survives a new
-    registration."""
-    return code_of_hashes(project, tokenizer.sha256 if tokenizer else "", chat_template.sha256, question)
-
-
-def code_of_hashes(
-    project: Project, tokenizer_sha256: str, chat_template_sha256: str, question: Mapping[str, Any]
-) -> str:
-    """As :func:`code_of`, from the two hashes. In the default project a check keeps the code of the days before."""
-    parts = [tokenizer_sha256, chat_template_sha256, json.dumps(question, sort_keys=True)]
+    registration. In the default project a check keeps the code of the days before."""
+    parts = [tokenizer.sha256 if tokenizer else "", chat_template_sha256, json.dumps(question, sort_keys=True)]
     if project.code != DEFAULT_PROJECT:
         parts.append(project.code)
     return code_of_number(int.from_bytes(hashlib.sha256("\0".join(parts).encode()).digest()[:9], "big"))
@@ -67,7 +60,7 @@ def ask(
     project = project_or_default(project)
     with transaction.atomic():
         check, created = check_of(
-            code_of(project, tokenizer, chat_template, question), project, chat_template, tokenizer=tokenizer,
+            code_of(project, tokenizer, chat_template.sha256, question), project, chat_template, tokenizer=tokenizer,
             question=question, created_by=user if user is not None and user.is_authenticated else None,
         )
         if not created and not is_stale(check):

@@ -5,7 +5,7 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
@@ -237,10 +237,11 @@ class Recorder:
         self._room.grow(len(body) - declared)
         if amended is not None:
             headers["Accept-Encoding"] = "identity"
-        call = Call(caller.session, body, dialect, caller.agent)
+        session, agent = caller
+        call = Call(session, body, dialect, agent)
         try:
             async with self._session.post(
-                url, data=amended.body if amended else body, headers=headers, allow_redirects=False
+                url, data=amended[0] if amended else body, headers=headers, allow_redirects=False
             ) as upstream:
                 encoded = upstream.headers.get("Content-Encoding", "identity").lower() != "identity"
                 if amended is None or upstream.status != 200 or encoded:
@@ -251,8 +252,8 @@ class Recorder:
                         )
                     return await self._copy(request, upstream)
                 if upstream.content_type == STREAM_TYPE:
-                    return await self._stream(request, upstream, amended, call)
-                return await self._whole(request, upstream, amended, call)
+                    return await self._stream(request, upstream, amended[1], call)
+                return await self._whole(request, upstream, amended[1], call)
         finally:
             # Also runs when the client has gone, which cancels this task: nothing here waits.
             if call.answer or call.problem:
@@ -261,7 +262,7 @@ class Recorder:
                 self._room.free(1, call.n_bytes)
 
     async def _whole(
-        self, request: web.Request, upstream: aiohttp.ClientResponse, amended: wire.AmendedRequest, call: Call
+        self, request: web.Request, upstream: aiohttp.ClientResponse, added: Sequence[str], call: Call
     ) -> web.StreamResponse:
         body = bytearray()
         async for piece in upstream.content.iter_any():
@@ -272,14 +273,14 @@ class Recorder:
         call.answer = answer = bytes(body)
         response = web.Response(
             status=upstream.status, reason=upstream.reason, headers=_headers(upstream.headers),
-            body=wire.strip(answer, amended),
+            body=wire.strip(answer, added),
         )
         await response.prepare(request)
         await response.write_eof()
         return response
 
     async def _stream(
-        self, request: web.Request, upstream: aiohttp.ClientResponse, amended: wire.AmendedRequest, call: Call
+        self, request: web.Request, upstream: aiohttp.ClientResponse, added: Sequence[str], call: Call
     ) -> web.StreamResponse:
         response = _begun(upstream)
         await response.prepare(request)
@@ -297,7 +298,7 @@ class Recorder:
                     self._room.grow(len(event_payload))
                     if call.keeps(len(event_payload)):
                         payloads.append(event_payload)
-                    stripped = wire.strip(event_payload, amended)
+                    stripped = wire.strip(event_payload, added)
                     if stripped:  # an unchanged event keeps its bytes
                         out.append(event.replace(event_payload, stripped, 1))
                 if out:

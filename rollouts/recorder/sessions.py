@@ -116,12 +116,8 @@ HARNESSES = (
 )
 
 
-@dataclass(frozen=True)
-class Caller:
-    """Who calls."""
-
-    session: str = ""  # The trajectory of the call; empty = the conversation decides.
-    agent: str = ""  # The sub-agent in it; empty = none is named.
+Caller = tuple[str, str]
+"""The trajectory of a call, empty = the conversation decides; and the sub-agent in it, empty = none is named."""
 
 
 def tidy_name(name: str) -> str:
@@ -141,10 +137,10 @@ class SessionNames:
     def caller(self, headers: Mapping[str, str], of_address: str = "", of_key: str = "") -> Caller:
         """Who calls, by the headers of the request, else by the address, else by the API key."""
         for harness in HARNESSES:
-            caller = self._by(harness, headers)
-            if caller.session:
-                return caller
-        return Caller(tidy_name(of_address) or tidy_name(of_key))
+            session, agent = self._by(harness, headers)
+            if session:
+                return session, agent
+        return tidy_name(of_address) or tidy_name(of_key), ""
 
     def _by(self, harness: Harness, headers: Mapping[str, str]) -> Caller:
         names = (tidy_name(headers.get(header, "")) for header in harness.session)
@@ -156,10 +152,10 @@ class SessionNames:
             agent = tidy_name(_string(turn, "agent_name")) or (thread if thread != session else "")
         parent = tidy_name(headers.get(harness.parent, "")) if harness.parent else ""
         if session and parent and (root := self._root(session, parent)) != session:
-            return Caller(root, session)
+            return root, session
         if session in self._roots:  # a sub-agent that names its parent once
-            return Caller(self._roots[session], session)
-        return Caller(session, agent)
+            return self._roots[session], session
+        return session, agent
 
     def _root(self, session: str, parent: str) -> str:
         root = self._roots.get(parent, parent)

@@ -65,22 +65,16 @@ _BLANK_LINE = re.compile(rb"\r?\n\r?\n")
 _NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
-@dataclass(frozen=True)
-class AmendedRequest:
-    """A client's request in the form that is sent to the server."""
-
-    body: bytes
-    dialect: Dialect
-    added_ids: bool  # The client did not ask for token ids, so they are removed from its answer.
-    added_logprobs: bool
+_LOGPROBS = "logprobs"  # The field of an answer that brings log-probabilities.
 
 
 def _off(fields: _Object, name: str) -> bool:
     return name not in fields or bytes(fields[name]) in (b"null", b"false")
 
 
-def amend(dialect: Dialect, body: bytes, logprobs: bool = False) -> AmendedRequest | None:
-    """The request with the field that asks for ids, and with log-probabilities if wanted. None when it is no object."""
+def amend(dialect: Dialect, body: bytes, logprobs: bool = False) -> tuple[bytes, tuple[str, ...]] | None:
+    """The request with the field that asks for ids, and with log-probabilities if wanted; and the fields of its answer
+    that only this brings. None when it is no object."""
     try:
         fields = _object.decode(body)
         holder = _object.decode(fields.get(dialect.settings, b"{}")) if dialect.settings else fields
@@ -95,14 +89,15 @@ def amend(dialect: Dialect, body: bytes, logprobs: bool = False) -> AmendedReque
         if holder is not fields:
             fields[dialect.settings] = Raw(_encode(holder))
     changed = added_ids or added_logprobs
-    return AmendedRequest(_encode(fields) if changed else body, dialect, added_ids, added_logprobs)
+    added = dialect.ids * added_ids + (_LOGPROBS,) * added_logprobs
+    return _encode(fields) if changed else body, added
 
 
-def strip(answer: bytes, amended: AmendedRequest) -> bytes:
-    """The answer, or one event of a stream, with null in place of what only the recorder asked for, as vLLM writes it.
+def strip(answer: bytes, added: Sequence[str]) -> bytes:
+    """The answer, or one event of a stream, with null in the ``added`` fields, as vLLM writes it.
     The same object where nothing is to be removed. Empty when nothing is left: when ids are asked for, vLLM also sends
     events that carry nothing else."""
-    if not (amended.added_ids or amended.added_logprobs):
+    if not added:
         return answer
     try:
         fields = _object.decode(answer)
@@ -110,10 +105,10 @@ def strip(answer: bytes, amended: AmendedRequest) -> bytes:
         inner = _object.decode(fields["response"]) if "response" in fields else {}
     except _NOT_JSON:
         return answer
-    only_ids = amended.added_ids and len(choices) > 0
-    blanked = [_blank(fields, amended), _blank(inner, amended)]
+    only_ids = added[0] != _LOGPROBS and len(choices) > 0
+    blanked = [_blank(fields, added), _blank(inner, added)]
     for choice in choices:
-        blanked.append(_blank(choice, amended))
+        blanked.append(_blank(choice, added))
         # A chat stream's choice carries nothing with an empty delta, no end, and no logprobs that the client asked for.
         parts = [bytes(choice.get(name, _NULL)) for name in ("delta", "finish_reason", "logprobs")]
         only_ids = only_ids and parts == [b"{}", b"null", b"null"]
@@ -128,11 +123,10 @@ def strip(answer: bytes, amended: AmendedRequest) -> bytes:
     return _encode(fields)
 
 
-def _blank(fields: _Object, amended: AmendedRequest) -> bool:
+def _blank(fields: _Object, added: Sequence[str]) -> bool:
     """Write null over what only the recorder asked for. Whether something was there."""
-    names = amended.dialect.ids if amended.added_ids else ()
     blanked = False
-    for name in (*names, *(("logprobs",) if amended.added_logprobs else ())):
+    for name in added:
         if name in fields and bytes(fields[name]) != b"null":
             fields[name] = _NULL
             blanked = True

@@ -81,18 +81,6 @@ class RolloutLimits:
     max_live: int = 64  # Trajectories under way at once.
 
 
-@dataclass(frozen=True)
-class Callbacks:
-    """How the caller takes part. All are called in the loop's thread."""
-
-    more: Callable[[int, bool], Sequence[RolloutJob] | None]
-    """Returns up to so many further jobs; None = no more. Waits for the first job only if the bool is True."""
-    on_steps: Callable[[Sequence[tuple[RolloutJob, int, Step]]], None]
-    """Takes steps as soon as they are sampled: (job, step index, step)."""
-    on_done: Callable[[Sequence[TrajectoryEnd]], None]
-    should_stop: Callable[[], bool]  # Called at least every ``POLL_SECONDS``.
-
-
 @dataclass(eq=False)
 class _Live:
     job: RolloutJob
@@ -112,37 +100,6 @@ def step_seed(seed: int | None, index: int) -> int | None:
     if seed is None:
         return None
     return int.from_bytes(hashlib.sha256(f"{seed} {index}".encode()).digest()[:4], "big") >> 1
-
-
-def run_batch(
-    engine: EngineOwner,
-    environment: Environment,
-    new_strategy: Callable[[], Strategy],
-    parse: Parse,
-    limits: RolloutLimits,
-    callbacks: Callbacks,
-    template_kwargs: Mapping[str, Any] | None = None,
-    policy_version: str = "",
-    call_ids: bool = False,
-) -> tuple[tuple[RolloutJob, ...], str]:
-    """Run jobs until there are no more. A fault of one trajectory ends that trajectory alone; only callbacks may raise.
-
-    Returns the jobs that were under way when the loop was told to stop or lost its engine: they can be taken up again.
-    Then a sentence that says why there is no engine any more; empty = there is one.
-    ``call_ids``: add an id to every parsed call, and the same id to its answer, for templates that need ids.
-    """
-    try:
-        info = _engine_info(engine, callbacks.should_stop)
-    except EngineClosed:
-        return (), ""
-    except EngineError as error:
-        return (), str(error)
-    if info is None:
-        return (), ""
-    kwargs = dict(template_kwargs or {})
-    return _Batch(
-        engine, info, environment, new_strategy, parse, limits, callbacks, kwargs, policy_version, call_ids
-    ).run()
 
 
 def _engine_info(engine: EngineOwner, should_stop: Callable[[], bool]) -> EngineInfo | None:
@@ -179,23 +136,30 @@ _numbers = count()
 
 
 @dataclass(eq=False)
-class _Batch:
+class RolloutBatch:
+    """Runs jobs until there are no more. A fault of one trajectory ends that trajectory alone; only what the caller
+    takes part by may raise: four functions that are called in the thread of :meth:`run`."""
+
     engine: EngineOwner
-    info: EngineInfo
     environment: Environment
     new_strategy: Callable[[], Strategy]
     parse: Parse
     limits: RolloutLimits
-    callbacks: Callbacks
-    template_kwargs: dict[str, Any]
-    policy_version: str
-    call_ids: bool
+    more: Callable[[int, bool], Sequence[RolloutJob] | None]
+    """Returns up to so many further jobs; None = no more. Waits for the first job only if the bool is True."""
+    on_steps: Callable[[Sequence[tuple[RolloutJob, int, Step]]], None]
+    """Takes steps as soon as they are sampled: (job, step index, step)."""
+    on_done: Callable[[Sequence[TrajectoryEnd]], None]
+    should_stop: Callable[[], bool]  # Called at least every ``POLL_SECONDS``.
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    policy_version: str = ""
+    call_ids: bool = False
+    """Add an id to every parsed call, and the same id to its answer, for templates that need ids."""
 
     def __post_init__(self) -> None:
         self._number = next(_numbers)
         self._live: set[_Live] = set()
         self._events: SimpleQueue[tuple[_Live, Callable[[], None]]] = SimpleQueue()
-        self._answers = Answers()
         self._steps: list[tuple[RolloutJob, int, Step]] = []
         self._done: list[TrajectoryEnd] = []
         self._exhausted = False
@@ -203,12 +167,23 @@ class _Batch:
         self._lost = ""  # why there is no engine any more
 
     def run(self) -> tuple[tuple[RolloutJob, ...], str]:
+        """Returns the jobs that were under way when the loop was told to stop or lost its engine: they can be taken up
+        again. Then a sentence that says why there is no engine any more; empty = there is one."""
+        try:
+            info = _engine_info(self.engine, self.should_stop)
+        except EngineClosed:
+            return (), ""
+        except EngineError as error:
+            return (), str(error)
+        if info is None:
+            return (), ""
+        self._info, self._answers = info, Answers()  # its threads begin here
         stopped: tuple[RolloutJob, ...] = ()
         next_poll = 0.0
         try:
             while True:
                 if time.monotonic() >= next_poll:
-                    if self._closing or self.callbacks.should_stop():
+                    if self._closing or self.should_stop():
                         stopped = tuple(live.job for live in self._live)
                         break
                     self._fail_overdue()
@@ -241,7 +216,7 @@ class _Batch:
         free = self.limits.max_live - len(self._live)
         if not free or self._exhausted or self._closing:
             return
-        jobs = self.callbacks.more(free, not self._live)
+        jobs = self.more(free, not self._live)
         self._exhausted = jobs is None
         for job in jobs or ():
             self._start(job)
@@ -250,10 +225,10 @@ class _Batch:
         """Pass on what has finished: steps before the trajectories they belong to."""
         if self._steps:
             steps, self._steps = self._steps, []
-            self.callbacks.on_steps(steps)
+            self.on_steps(steps)
         if self._done:
             done, self._done = self._done, []
-            self.callbacks.on_done(done)
+            self.on_done(done)
 
     # -- one trajectory ------------------------------------------------------------------------------------------------
 
@@ -343,7 +318,7 @@ class _Batch:
                 return
             self._completed(live, stored.completion_ids, stored.logprobs, stored.finish_reason)
             return
-        if len(live.prompt_ids) >= self.info.max_model_len:
+        if len(live.prompt_ids) >= self._info.max_model_len:
             self._truncate(live, "length")
             return
         live.request_id = f"{live.job.key}.{live.n_steps}.{self._number}"
@@ -384,7 +359,7 @@ class _Batch:
         return with_call_ids(reply, live.job.key if live.job.seed is None else live.job.seed, live.n_calls)
 
     def _step(self, live: _Live, generation: Generation, reply: Message) -> Step:
-        sampling, info, task = self.limits.sampling, self.info, live.job.task
+        sampling, info, task = self.limits.sampling, self._info, live.job.task
         return Step(
             prompt_ids=live.prompt_ids,
             completion_ids=generation.completion_ids,

@@ -4,23 +4,16 @@ import binascii
 import json
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from rollout_inspector.refusal import Refusal
 
 T = TypeVar("T")
+ListPart = tuple[list[T], str | None]
+"""Part of a list, and the cursor of the next part; None on the last one."""
 MAX_CURSOR = 200
 MAX_KEY = 2**63 - 1
-
-
-@dataclass(frozen=True)
-class CursorPart(Generic[T]):
-    """Part of a list."""
-
-    items: list[T]
-    next: str  # The cursor of the next part; empty on the last part.
 
 
 def cursor_of(name: str, *values: Any) -> str:
@@ -29,10 +22,10 @@ def cursor_of(name: str, *values: Any) -> str:
     return urlsafe_b64encode(json.dumps([name, *plain]).encode()).decode().rstrip("=")
 
 
-def cut_part(name: str, items: list[T], limit: int, values: Callable[[T], tuple[Any, ...]]) -> CursorPart[T]:
+def cut_part(name: str, items: list[T], limit: int, values: Callable[[T], tuple[Any, ...]]) -> ListPart[T]:
     """The first ``limit`` of the items found, one more of which says that a part follows. ``values``: of a cursor."""
     more = len(items) > limit
-    return CursorPart(items[:limit], cursor_of(name, *values(items[limit - 1])) if more else "")
+    return items[:limit], cursor_of(name, *values(items[limit - 1])) if more else None
 
 
 def read_cursor(text: str, name: str, *kinds: type) -> list[Any] | None:

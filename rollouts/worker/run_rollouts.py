@@ -23,7 +23,7 @@ from rollouts.jobs.launch import LaunchSettings, model_tokenizer, send_run, serv
 from rollouts.jobs.warm_engines import engine_of, live_trajectories
 from rollouts.sampling.engines import EngineError, Sampling, reason
 from rollouts.sampling.environments import ENVIRONMENTS, Task
-from rollouts.sampling.loop import Callbacks, RolloutJob, RolloutLimits, run_batch
+from rollouts.sampling.loop import RolloutBatch, RolloutJob, RolloutLimits
 from rollouts.store.chat_templates.chat_templates import faults_in
 from rollouts.store.chat_templates.tokenizers import load_tokenizer
 from rollouts.store.jobs.jobs import is_active
@@ -173,22 +173,20 @@ class _Work:
         recorder = WriteBehind(self._write)
         try:
             with LeasePrefetcher(self._more, limits.max_live // 2) as prefetcher:
-                _, sentence = run_batch(
+                _, sentence = RolloutBatch(
                     engine_of(model, run.engine),
                     ENVIRONMENTS[run.environment](),
                     lambda: start(STRATEGIES[run.strategy], context),
                     parser(tokenizer.hf, tokenizer.stop_ids, way[0]),
                     limits,
-                    Callbacks(
-                        prefetcher.more,
-                        recorder.steps,
-                        recorder.done,
-                        lambda: self._is_to_stop() or recorder.error is not None,
-                    ),
+                    prefetcher.more,
+                    recorder.steps,
+                    recorder.done,
+                    lambda: self._is_to_stop() or recorder.error is not None,
                     settings.template_kwargs,
                     policy_version=run.model,
                     call_ids=any(wants_call_ids(template.text) for template in _templates(run)),
-                )
+                ).run()
                 recorder.close()
                 if recorder.error is not None:
                     raise recorder.error

@@ -19,7 +19,7 @@ from tests.conftest import ROOT
 PLAIN = {
     *("code", "project", "run", "trajectory", "group", "policy", "kind", "scope", "lens", "strategy", "format"),
     *("input_format", "environment", "user", "username", "email", "token", "columns", "also", "compare", "sampler"),
-    *("trainer", "target"),
+    *("trainer", "teacher", "target"),
     *("name", "label", "note", "comment", "reason", "prefix", "stop"),
     *("chat_template_label", "rows_chat_template_label"),
     *("host", "http", "allow_host", "ray_address", "output", "index", "state", "lock"),

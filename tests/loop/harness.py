@@ -13,7 +13,7 @@ from rollouts.sampling.engines import Sampling
 from rollouts.sampling.engines.engine_thread import EngineThread
 from rollouts.sampling.engines.scripted import ScriptedEngine
 from rollouts.sampling.environments import ENVIRONMENTS, Environment, Task
-from rollouts.sampling.loop import Callbacks, RolloutJob, RolloutLimits, run_batch
+from rollouts.sampling.loop import RolloutBatch, RolloutJob, RolloutLimits
 
 
 @dataclass
@@ -80,12 +80,15 @@ class Harness:
             self.polls += 1
             return should_stop()
 
-        return run_batch(
+        return RolloutBatch(
             engine,
             environment or self.calculator(),
             lambda: STRATEGIES[strategy](self.context),
             self.parse or parser(self.tokenizer.hf, self.context.stop_ids),
             limits or self.limits(),
-            Callbacks(more, on_steps, on_done, stop),
+            more,
+            on_steps,
+            on_done,
+            stop,
             call_ids=wants_call_ids(self.context.renderer.chat_template),  # type: ignore[attr-defined]
-        )
+        ).run()

@@ -71,9 +71,9 @@ def test_machines_that_are_alike_have_no_difference(here: Machine, live_redis: s
 )
 def test_each_difference_is_a_sentence(here: Machine, change: dict[str, Any], sentence: str, is_harmful: bool) -> None:
     other = replace(here, name="worker@b", **change)
-    (found,) = machines.differences([here, other])
-    assert sentence in found.sentence and found.is_harmful is is_harmful
-    assert "worker@b" in found.sentence or "b" in found.sentence
+    ((said, harms),) = machines.differences([here, other])
+    assert sentence in said and harms is is_harmful
+    assert "worker@b" in said or "b" in said
     assert machines.differences([here, replace(here, name="worker@b")]) == []
 
 

@@ -289,7 +289,7 @@ def test_a_packed_request_that_is_answered_is_not_lost_silently(run: Run, tmp_pa
 
 def test_settings_that_are_missing_are_not_put_elsewhere() -> None:
     amended = wire.amend(DIALECTS["/inference/v1/generate"], b'{"token_ids": [1]}', logprobs=True)
-    assert amended is not None and json.loads(amended.body) == {
+    assert amended is not None and json.loads(amended[0]) == {
         "token_ids": [1], "return_token_ids": True, "sampling_params": {"logprobs": 0},
     }
 
@@ -316,20 +316,20 @@ class TestSessionNames:
     @pytest.mark.parametrize(
         ("headers", "caller"),
         [
-            ({}, Caller()),
-            ({"X-Session-Id": "a"}, Caller("a")),
-            ({"X-OpenCode-Session": "a"}, Caller("a")),
-            ({"X-Session-Id": "b", "X-Parent-Session-Id": "a"}, Caller("a", "b")),
-            ({"X-Claude-Code-Session-Id": "a"}, Caller("a")),
-            ({"X-Claude-Code-Session-Id": "a", "X-Claude-Code-Agent-Id": "g"}, Caller("a", "g")),
-            ({"Session-Id": "a"}, Caller("a")),
-            ({"Conversation_Id": "a"}, Caller("a")),
-            ({"X-Codex-Turn-Metadata": '{"session_id": "a", "agent_name": "x/y"}'}, Caller("a", "x/y")),
-            ({"X-Codex-Turn-Metadata": '{"session_id": "a", "thread_id": "a"}'}, Caller("a")),
-            ({"X-Codex-Turn-Metadata": '{"session_id": "a", "thread_id": "t"}'}, Caller("a", "t")),
-            ({"X-Codex-Turn-Metadata": '{"session_id": 3}', "Session-Id": "a"}, Caller("a")),
-            ({"X-Codex-Turn-Metadata": "[" * 100_000, "Session-Id": "a"}, Caller("a")),
-            ({"X-Session-Id": "\n", "Session-Id": "a"}, Caller("a")),
+            ({}, ("", "")),
+            ({"X-Session-Id": "a"}, ("a", "")),
+            ({"X-OpenCode-Session": "a"}, ("a", "")),
+            ({"X-Session-Id": "b", "X-Parent-Session-Id": "a"}, ("a", "b")),
+            ({"X-Claude-Code-Session-Id": "a"}, ("a", "")),
+            ({"X-Claude-Code-Session-Id": "a", "X-Claude-Code-Agent-Id": "g"}, ("a", "g")),
+            ({"Session-Id": "a"}, ("a", "")),
+            ({"Conversation_Id": "a"}, ("a", "")),
+            ({"X-Codex-Turn-Metadata": '{"session_id": "a", "agent_name": "x/y"}'}, ("a", "x/y")),
+            ({"X-Codex-Turn-Metadata": '{"session_id": "a", "thread_id": "a"}'}, ("a", "")),
+            ({"X-Codex-Turn-Metadata": '{"session_id": "a", "thread_id": "t"}'}, ("a", "t")),
+            ({"X-Codex-Turn-Metadata": '{"session_id": 3}', "Session-Id": "a"}, ("a", "")),
+            ({"X-Codex-Turn-Metadata": "[" * 100_000, "Session-Id": "a"}, ("a", "")),
+            ({"X-Session-Id": "\n", "Session-Id": "a"}, ("a", "")),
         ],
     )
     def test_headers(self, headers: dict[str, str], caller: Caller) -> None:
@@ -337,15 +337,15 @@ class TestSessionNames:
 
     def test_a_session_of_a_session_belongs_to_the_first(self) -> None:
         names = SessionNames()
-        assert names.caller({"X-Session-Id": "b", "X-Parent-Session-Id": "a"}) == Caller("a", "b")
-        assert names.caller({"X-Session-Id": "c", "X-Parent-Session-Id": "b"}) == Caller("a", "c")
-        assert names.caller({"X-Session-Id": "c"}) == Caller("a", "c")
-        assert names.caller({"X-Session-Id": "a", "X-Parent-Session-Id": "c"}) == Caller("a")
+        assert names.caller({"X-Session-Id": "b", "X-Parent-Session-Id": "a"}) == ("a", "b")
+        assert names.caller({"X-Session-Id": "c", "X-Parent-Session-Id": "b"}) == ("a", "c")
+        assert names.caller({"X-Session-Id": "c"}) == ("a", "c")
+        assert names.caller({"X-Session-Id": "a", "X-Parent-Session-Id": "c"}) == ("a", "")
 
     def test_address_and_key(self) -> None:
         names = SessionNames()
-        assert names.caller({"X-Session-Id": "a"}, "b", "c") == Caller("a")
-        assert names.caller({}, "b", "c") == Caller("b") and names.caller({}, "", "c") == Caller("c")
+        assert names.caller({"X-Session-Id": "a"}, "b", "c") == ("a", "")
+        assert names.caller({}, "b", "c") == ("b", "") and names.caller({}, "", "c") == ("c", "")
         assert session_of_key("Bearer session:one") == ("one", "")
         assert session_of_key("bearer session:one:sk-1:2") == ("one", "Bearer sk-1:2")
         assert session_of_key("Bearer sk-1") == session_of_key("Basic session:x") == session_of_key("") == ("", "")

@@ -79,16 +79,16 @@ def test_a_text_without_anything_is_nothing() -> None:
 
 
 def test_headings_of_a_document_have_anchors_of_their_own() -> None:
-    document = markdown("# Guard\n## `mend` it\n## Set up\n## Set up\n## Set up\n## ⚠\n")
-    assert document.headings == [
+    html, headings = markdown("# Guard\n## `mend` it\n## Set up\n## Set up\n## Set up\n## ⚠\n")
+    assert headings == [
         Heading(1, "Guard", "guard"), Heading(2, "mend it", "mend-it"), Heading(2, "Set up", "set-up"),
         Heading(2, "Set up", "set-up-1"), Heading(2, "Set up", "set-up-2"), Heading(2, "⚠", "section"),
     ]  # fmt: skip
-    assert '<h2 id="set-up-1">Set up</h2>' in document.html
+    assert '<h2 id="set-up-1">Set up</h2>' in html
 
 
 def test_the_page_of_a_document_decides_where_its_links_lead() -> None:
     places = {"guard.md": "/docs/guard", "a.png": "/static/a.png"}
-    html = markdown("[Guard](guard.md) [x](gone.md) ![p](a.png)", lambda a: places.get(a, ""), lambda a: places[a]).html
+    html, _ = markdown("[Guard](guard.md) [x](gone.md) ![p](a.png)", lambda a: places.get(a, ""), lambda a: places[a])
     assert '<a href="/docs/guard">Guard</a> x <code>gone.md</code>' in html
     assert '<img src="/static/a.png" alt="p" loading="lazy">' in html

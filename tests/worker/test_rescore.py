@@ -14,8 +14,10 @@ from django.utils import timezone
 
 from rollout_inspector.diagnose.gap.figures import GapFigures, added, gap_of_rows, pairs_of
 from rollout_inspector.refusal import Refusal
+from rollout_inspector.streams.align import align_same_bytes
 from rollout_inspector.streams.prefix import merged_rows
 from rollout_inspector.streams.trajectory import Row, Step, Trajectory, ids_array
+from rollout_inspector.text.tokenizers import load
 from rollouts.jobs import rescore
 from rollouts.jobs.broker import queue_of
 from rollouts.jobs.gap_reports import gap_key, read_gap
@@ -396,6 +398,49 @@ def test_another_vocabulary_is_seen_by_the_tokens(owner: _Direct, tiny_tokenizer
     job = scored(other)
     assert job.status == "failed" and "in the run's tokenizer and" in job.error and "holds the id 40" in job.error
     assert not other.scored_columns.exists() and len(columns_of(fine)) == 2
+
+
+def test_a_model_of_another_vocabulary_reads_the_same_bytes(
+    owner: _Direct, tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    """The run's tokenizer has lost its merges, so that several of its tokens are one of the model's, or one is one."""
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((tiny_tokenizer / name).read_bytes())
+    body = json.loads((tmp_path / "tokenizer.json").read_text())
+    body["model"]["merges"] = body["model"]["merges"][:20]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(body))
+    mine, theirs = load(tmp_path), load(tiny_tokenizer)
+    owner.engine = ScriptedEngine(vocab_size=theirs.vocab_size, max_model_len=LONG)
+    text = "What is 12 plus 30?"
+    ids, read = mine.encode(text), theirs.encode(text)
+    assert len(ids) > len(read)
+    row = Row(ids, np.arange(len(ids)) >= 1, np.full(len(ids), -0.5, np.float32))
+    broken = replace(row, ids=mine.encode("\u6771")[:1], loss_mask=row.loss_mask[:1], logprobs=None)
+    assert b"".join(mine.token_bytes(broken.ids)) not in ("\u6771".encode(), b"")
+    run = run_of(Trajectory("a", rows=(row,)), Trajectory("half a character", rows=(broken,)))
+    run.tokenizer = register_tokenizer(tmp_path, name="fewer merges")
+    run.save()
+    job, _ = rescore.ask(run, "words", by_bytes=True)
+    jobs.do_job(job.pk)
+    job.refresh_from_db()
+    assert job.status == "done", job.error
+    column = columns_of(run)[-1]
+    assert column.engine == "scripted by bytes 1"
+    assert any("a character of several tokens is not whole" in note for note in job.notes)
+    held, scores = RowScores.objects.get().values, -1.0 / (1.0 + read)
+    groups = align_same_bytes(mine.token_bytes(ids), theirs.token_bytes(read), ids, read)
+    alone = [group for group in groups if group.left_stop - group.left_start == 1 or group.equal]
+    shared = sum(group.left_stop - group.left_start for group in groups if group not in alone)
+    assert alone and shared and int(np.isnan(held).sum()) == shared
+    n = 0
+    for group in alone:
+        for k in range(group.left_start, group.left_stop):
+            if k and group.equal:
+                assert held[k] == pytest.approx(scores[group.right_start + k - group.left_start])
+                n += 1
+    assert f"{shared:,} share theirs" in job.notes[1] and n
+    with pytest.raises(Refusal, match="Ask for one of them"):
+        rescore.ask(run, "words", by_bytes=True, calibrate=True)
 
 
 def test_scores_go_with_their_trajectory_and_their_run(owner: _Direct) -> None:

@@ -26,7 +26,7 @@ from rollouts.sampling.engines.engine_thread import EngineThread
 from rollouts.sampling.engines.protocol import Sampling
 from rollouts.sampling.engines.transformers_engine import TransformersEngine
 from rollouts.sampling.environments import ENVIRONMENTS, Task
-from rollouts.sampling.loop import Callbacks, RolloutJob, RolloutLimits, run_batch
+from rollouts.sampling.loop import RolloutBatch, RolloutJob, RolloutLimits
 
 TRAINER_COLUMN = "trainer_logprobs"
 MAX_TASKS = 10_000
@@ -154,12 +154,12 @@ class _Sampler:
 
         stops = tuple(sorted(self._codec.stop_ids))
         sampling = Sampling(settings.temperature, max_tokens=settings.max_tokens, stop_token_ids=stops)
-        _, error = run_batch(
+        _, error = RolloutBatch(
             self._engine, self._environment, lambda: start(STRATEGIES[settings.strategy], self._context), self._parse,
             RolloutLimits(sampling, settings.max_turns),
-            Callbacks(more, keep, lambda found: ends.update({one.key: one for one in found}), lambda: False),
+            more, keep, lambda found: ends.update({one.key: one for one in found}), lambda: False,
             policy_version=version,
-        )
+        ).run()
         if error:
             raise RuntimeError(error)
         return [self._trajectory(step, job, steps.get(job.key, []), ends[job.key]) for job in jobs]

@@ -76,7 +76,7 @@ def look(path: str, root: Path, repairs: bool) -> dict[str, Any]:
     try:
         text = template_text(path, "The chat template")
         value |= {"sha256": hashlib.sha256(text.encode()).hexdigest(), "text": text}
-        checked = check_template(name, text, None, PURPOSES, LOCK_TIME)
+        checked = check_template(name, text, purposes=PURPOSES, now=LOCK_TIME)
         value["error"] = checked.error
         if (report := checked.report) is not None:
             value["purposes"] = {purpose.value: purpose_value(purpose, report) for purpose in PURPOSES}

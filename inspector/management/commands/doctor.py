@@ -46,42 +46,40 @@ class Command(TerminalCommand):
             clock = fault_of_clock()
         except (DatabaseError, StorageDown, OSError) as error:
             raise CommandError(f"This machine cannot use what the machines share. {error}") from error
-        machines, all_differences = [here], [Difference(clock, False)] if clock else []
+        machines, all_differences = [here], list[Difference]([(clock, False)] if clock else [])
         try:
             connection = connect()
             if sentence := redis_problem():
-                all_differences.append(Difference(sentence, True))
+                all_differences.append((sentence, True))
             machines += list_machines(connection)
             all_differences += differences(machines)
             all_differences += self._unserved(
                 {queue for machine in list_workers(connection) if machine.is_alive for queue in machine.queues}
             )
         except redis.RedisError as error:
-            all_differences.append(Difference(redis_fault(error), True))
+            all_differences.append((redis_fault(error), True))
         if options["json"]:
             body = {
                 "machines": [asdict(machine) for machine in machines],
                 "old": _old_rows(),
-                "differences": [asdict(machine) for machine in all_differences],
+                "differences": [{"sentence": text, "is_harmful": is_harmful} for text, is_harmful in all_differences],
             }
             self.stdout.write(json.dumps(body))
         else:
             self._say(machines, all_differences)
-        if harmful := sum(machine.is_harmful for machine in all_differences):
+        if harmful := sum(is_harmful for _, is_harmful in all_differences):
             raise CommandError(f"{harmful} of these do harm." if harmful > 1 else "One of these does harm.")
 
     def _unserved(self, served: set[str]) -> list[Difference]:
         unserved = [
-            Difference(
-                f"No worker of this Redis serves the queue {queue}. Start one; docs/operations.md says how.", True
-            )
+            (f"No worker of this Redis serves the queue {queue}. Start one; docs/operations.md says how.", True)
             for queue in served_queues()
             if queue not in served
         ]
         under_way = sum(n for (_, state), n in workload().jobs.items() if state == "running")
         if not served and under_way:
             sentence = f"{under_way} jobs are under way in this database, and this Redis knows no worker."
-            unserved.append(Difference(f"{sentence} Give all machines the same REDIS_URL, or start a worker.", True))
+            unserved.append((f"{sentence} Give all machines the same REDIS_URL, or start a worker.", True))
         return unserved
 
     def _say(self, machines: list[Machine], found: list[Difference]) -> None:
@@ -95,8 +93,8 @@ class Command(TerminalCommand):
             )
         counts = ", ".join(f"{n:,} {what}" for what, n in _old_rows().items())
         self.stdout.write(f"To be swept by a worker within ten minutes: {counts}.")
-        for difference in found:
-            self.stdout.write(f"{'Harmful' if difference.is_harmful else 'Note'}: {difference.sentence}")
+        for sentence, is_harmful in found:
+            self.stdout.write(f"{'Harmful' if is_harmful else 'Note'}: {sentence}")
         if not found:
             self.stdout.write("Nothing differs.")
 

@@ -57,7 +57,7 @@ def _finding(run: Run) -> StoredFinding | None:
 
 def _check(run: Run, template: ChatTemplate) -> TemplateCheck | None:
     question = template_checks.question_of(kwargs=run.settings.get("template_kwargs"))
-    code = template_checks.code_of(run.project, run.tokenizer, template, question)
+    code = template_checks.code_of(run.project, run.tokenizer, template.sha256, question)
     return find_check(code)
 
 

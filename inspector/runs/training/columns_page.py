@@ -150,7 +150,7 @@ def begin(request: HttpRequest, run: Run) -> HttpResponse:
     except ValueError:
         return _told(request, run, f"“{typed}” is no temperature. Write a number such as 0.7.", 422)
     try:
-        more = {name: request.POST.get(name, "") in ("on", "1", "true") for name in ("replay", "calibrate")}
+        more = {name: request.POST.get(name, "") in ("on", "1", "true") for name in ("replay", "calibrate", "by_bytes")}
         job, is_new = rescore.ask(run, model, engine, request.user, temperature, **more)
     except Refusal as error:
         return _told(request, run, str(error), 422)

@@ -16,11 +16,11 @@ from inspector.runs.loss_weights import section_of, weights_of
 from inspector.runs.run_values import RunValues
 from inspector.web.access import may_write, reads_run, writes_run
 from inspector.web.twins import Page, fields_of, page
-from rollout_inspector.diagnose.gap.cause_kinds import CAUSES
-from rollout_inspector.diagnose.gap.report import BY_CLASS, PARTS
+from rollout_inspector.diagnose.gap.cause_kinds import GapCause
+from rollout_inspector.diagnose.gap.report import BY_CLASS, PARTS, causes_in
 from rollout_inspector.streams.figures import percent_of
 from rollout_inspector.text.html.text import visible_text
-from rollouts.jobs.gap_reports import KIND, gap_key, why_no_columns, why_no_gap
+from rollouts.jobs.gap_reports import KIND, gap_key, gap_options, why_no_columns, why_no_gap
 from rollouts.store.jobs.jobs import is_active, latest_jobs
 from rollouts.store.models import Job, Run
 
@@ -41,29 +41,42 @@ class GapPage(Page):
     """The run has changed since the report was made."""
     made_at: datetime | None
     """When the report was made."""
+    has_other: bool
+    """Of trainer and teacher the other one was read, too."""
     report: dict[str, Any] | None
     """Figures, causes, undecided causes, worst tokens and tables; None until a job has ended."""
 
 
-def gap_of(run: Run) -> GapPage:
-    """The stored report of a run, or why there is none. At most four queries."""
+def gap_of(run: Run, teacher: bool | None = None) -> GapPage:
+    """The stored report of a run, or why there is none. ``teacher``: that of a teacher's column; None = where there is
+    no other. At most four queries."""
     jobs = latest_jobs(run, KIND.slug)
+    of_teacher = ["teacher" in job.options for job in jobs]
+    if teacher is None:
+        teacher = all(of_teacher) and bool(jobs)
+    has_other = (not teacher) in of_teacher
+    jobs = [job for job in jobs if ("teacher" in job.options) == teacher]
     latest = jobs[0] if jobs else None
     done = next((job for job in jobs if job.status == Job.Status.DONE), None)
     report = dict(done.report) if done is not None and done.report else None
     key = report.pop("key") if report else ""
     return GapPage(
         run=RunValues.of(run), job=JobLine.of(JobValues.of(latest, run)) if latest is not None else None,
-        live=latest is not None and is_active(latest), why_not=why_no_gap(run) if report is None else "",
+        live=latest is not None and is_active(latest), why_not=_why_not(run, teacher) if report is None else "",
         stale=report is not None and key != gap_key(run), made_at=done.finished_at if done is not None else None,
-        report=report,
+        has_other=has_other, report=report,
     )
+
+
+def _why_not(run: Run, teacher: bool) -> str:
+    return "No column of a teacher was held against the student yet." if teacher else why_no_gap(run)
 
 
 @reads_run
 def gap(request: HttpRequest, run: Run) -> HttpResponse:
     """The page of the stored report and of the weights in the loss. At most six queries beside the run's own."""
-    data, weights = gap_of(run), weights_of(run, request.GET)
+    teacher = {"1": True, "0": False}.get(request.GET.get("teacher", ""))
+    data, weights = gap_of(run, teacher), weights_of(run, request.GET)
     report = data.report
     html: dict[str, Any] = {
         "writer": may_write(request),
@@ -73,8 +86,13 @@ def gap(request: HttpRequest, run: Run) -> HttpResponse:
     if report is not None:
         here = reverse("run", args=[run.code])
         html |= {
-            "causes": [_cause(entry, here) for entry in report["causes"]],
-            "undecided": [(CAUSES[name].title, sentence) for name, sentence in report["undecided"].items()],
+            "causes": [_cause(entry, causes_in(report), here) for entry in report["causes"]],
+            "undecided": [(causes_in(report)[name].title, sentence) for name, sentence in report["undecided"].items()],
+            "sides": ("student", "teacher") if report["teacher"] else ("sampler", "trainer"),
+            **{
+                f"{name}_percent": percent_of((report["teacher"] or {}).get(f"{name}_share") or 0.0, 1)
+                for name in ("carriers", "noise")
+            },
             "tables": [
                 (name.capitalize(), [_line(entry) for entry in lines]) for name, lines in report["parts"].items()
                 if not name.startswith(BY_CLASS) or name.endswith("all tokens")
@@ -92,11 +110,11 @@ def gap(request: HttpRequest, run: Run) -> HttpResponse:
     return page(request, "runs/gap.html", {**fields_of(data), "weights": weights}, **html)
 
 
-def _cause(one: Mapping[str, Any], here: str) -> dict[str, Any]:
+def _cause(one: Mapping[str, Any], words: Mapping[str, GapCause], here: str) -> dict[str, Any]:
     """A named cause with its words and the address of the trajectories since its first step."""
     step = one["from_step"]
     since = f"{here}?training_min={step}" if step is not None else ""
-    return {**one, "known": CAUSES[one["cause"]], "since_url": since, "example": _token(one["example"])}
+    return {**one, "known": words[one["cause"]], "since_url": since, "example": _token(one["example"])}
 
 
 def _stack(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -130,8 +148,8 @@ def _token(one: Mapping[str, Any]) -> dict[str, Any]:
 def ask(request: HttpRequest, run: Run) -> HttpResponse:
     """Send a worker to read the gap of a run, between the two columns that the form names."""
     params = {name: request.POST.get(name, "").replace("\0", "")[:80] for name in ("sampler", "trainer")}
-    columns = {name: column for name, column in params.items() if column}
-    back = reverse("run-gap", args=[run.code])
+    options = gap_options(**params, teacher=request.POST.get("teacher", "") in ("on", "1", "true"))
+    back = reverse("run-gap", args=[run.code]) + f"?teacher={int('teacher' in options)}"
     if is_active(run):
-        return ask_for_job(request, run, KIND.slug, columns, back, STILL_WORKS)
-    return ask_for_job(request, run, KIND.slug, columns, back, why_no_columns(run, **columns), 422)
+        return ask_for_job(request, run, KIND.slug, options, back, STILL_WORKS)
+    return ask_for_job(request, run, KIND.slug, options, back, why_no_columns(run, **params), 422)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from inspector.html.inspector_tags import plural
 from rollout_inspector.streams.align import AlignedGroup
 from rollout_inspector.streams.trajectory import Ids, Mask, Tokens
 
@@ -19,19 +20,19 @@ def difference_words(
     ``sampled [left]`` bool: the left tokens that are known as sampled. ``n_new``: tokens with which the right side goes
     on where the left side ends."""
     if not sites:
-        new = f"; {_count(n_new)} follow{'s' * (n_new == 1)}, as new" if n_new else ""
-        return f"Both sides hold the same {_count(len(left))}{new}." if len(left) else "Both sides are empty."
+        new = f"; {plural(n_new, 'token')} follow{'s' * (n_new == 1)}, as new" if n_new else ""
+        return f"Both sides hold the same {plural(len(left), 'token')}{new}." if len(left) else "Both sides are empty."
     if not len(right):
-        return f"The right side is empty: {_count(len(left))} {_are(len(left))} missing."
+        return f"The right side is empty: {plural(len(left), 'token')} {_are(len(left))} missing."
     if not len(left):
-        return f"The left side is empty: {_count(len(right))} {_are(len(right))} added."
+        return f"The left side is empty: {plural(len(right), 'token')} {_are(len(right))} added."
     if len(sites) > MAX_CLAUSES:
         return _sums(left, right, sites, sampled)
     moves = _moves(left.ids, right.ids, sites)
     moved = [id(site) for move in moves for site in move]
     clauses = [_clause(left, right, site, sampled) for site in sites if id(site) not in moved]
     clauses += [
-        f"{_count(_n_left(gone))} moved from token {left.start + gone.left_start:,} to token "
+        f"{plural(_n_left(gone), 'token')} moved from token {left.start + gone.left_start:,} to token "
         f"{left.start + new.left_start:,}"
         for gone, new in moves
     ]
@@ -60,10 +61,6 @@ def _n_right(site: AlignedGroup) -> int:
     return site.right_stop - site.right_start
 
 
-def _count(n: int, kind: str = "") -> str:
-    return f"{n:,} {kind}token{'s' * (n != 1)}"
-
-
 def _are(n: int) -> str:
     return "is" if n == 1 else "are"
 
@@ -88,10 +85,10 @@ def _kind(site: AlignedGroup, sampled: Mask | None) -> str:
 
 def _clause(left: Tokens, right: Tokens, site: AlignedGroup, sampled: Mask | None) -> str:
     sort, n, n_right = _sort(left, right, site), _n_left(site), _n_right(site)
-    words, at = _count(n, _kind(site, sampled)), f"token {left.start + site.left_start:,}"
+    words, at = plural(n, f"{_kind(site, sampled)}token"), f"token {left.start + site.left_start:,}"
     ends = site.left_stop == len(left)
     if sort == "added":
-        return f"{_count(n_right)} {_are(n_right)} added {'at the end' if ends else f'at {at}'}"
+        return f"{plural(n_right, 'token')} {_are(n_right)} added {'at the end' if ends else f'at {at}'}"
     if sort == "missing":
         return f"{words} {_are(n)} missing {f'at the end, from {at} on' if ends else f'at {at}'}"
     if sort == "masked":
@@ -120,9 +117,9 @@ def _sums(left: Tokens, right: Tokens, sites: Sequence[AlignedGroup], sampled: M
         if places:
             n, of_all = sum(map(_n_left, places)), all(_kind(site, sampled) for site in places)
             by = f" by {sum(map(_n_right, places)):,}" if places is changed else ""
-            parts.append(f"{_count(n, 'sampled ' * of_all)} {_are(n)} {words}{by}")
+            parts.append(f"{plural(n, 'sampled ' * of_all + 'token')} {_are(n)} {words}{by}")
     if new:
         n = sum(map(_n_right, new))
-        parts.append(f"{_count(n)} {_are(n)} added")
+        parts.append(f"{plural(n, 'token')} {_are(n)} added")
     listed = ", ".join(parts[:-1]) + " and " * (len(parts) > 1) + parts[-1]
     return f"In {len(sites):,} places: {listed}. The first is at token {left.start + sites[0].left_start:,}."

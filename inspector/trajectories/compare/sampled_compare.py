@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from django.urls import reverse
 
+from inspector.html.inspector_tags import plural
 from inspector.trajectories.compare.difference_words import mask_words
 from inspector.trajectories.compare.side_by_side import (
     PairWords, TokenComparison, align_texts, compare, up_to, without_stray
@@ -134,8 +135,8 @@ def against_repair(
     comparison = compare(recorded, right, groups, painter, sampled=recorded.origin == Origin.SAMPLED, **shown)
     n_trained = sum(row_summary.n_trained for row_summary in rows)
     verdict = (
-        f"{_n_rows(len(rows))} as recorded, {n_trained:,} tokens trained; "
-        f"{_n_rows(repair['rows_count'])} with the repair, {repair['trained_tokens']:,} trained. "
+        f"{plural(len(rows), 'row')} as recorded, {n_trained:,} tokens trained; "
+        f"{plural(repair['rows_count'], 'row')} with the repair, {repair['trained_tokens']:,} trained. "
         f"In row {row}: {comparison.words}{mask_words(recorded, right, groups)}"
     )
     return comparison, PairWords(
@@ -146,7 +147,3 @@ def against_repair(
         tone="yes" if repair["rows_count"] < len(rows) else "",
         note="The completions and messages are the recorded ones; only the chat template is another.", masks="trained",
     )
-
-
-def _n_rows(n: int) -> str:
-    return f"{n:,} row{'s' * (n != 1)}"

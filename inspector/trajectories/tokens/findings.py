@@ -19,7 +19,7 @@ from rollouts.store.models import StoredFinding, StoredTrajectory
 from rollouts.store.runs.figures import is_large
 from rollouts.store.runs.imports import OPENED
 from rollouts.store.runs.muted import muted_in
-from rollouts.store.trajectories.findings import KindPlace, places_of_kinds
+from rollouts.store.trajectories.findings import places_of_kinds
 from rollouts.store.trajectories.trajectories import load_trajectories
 from rollouts.store.trajectories.trajectory_parts import RowSummary, StepSummary, findings_in_order, places_of
 
@@ -204,15 +204,8 @@ Entry = Mapping[str, Any]  # A finding with its addresses, as :attr:`Reader.find
 
 MAX_MARKDOWN_IDS = 24  # The most ids of one side that a finding copied as Markdown names.
 
-
-@dataclass(frozen=True)
-class InRun:
-    """How many trajectories of the run have a kind of finding, and where they are."""
-
-    n: int
-    n_all: int  # The trajectories of the run.
-    list_url: str  # The list of those that have it.
-    next_url: str  # The next one that has it, behind the last one the first; empty where there is no other.
+InRun = Mapping[str, tuple[int, str]]
+"""Kind -> how many trajectories of the run have it, and the address of the next of them, as :class:`FindingGroup`."""
 
 
 @dataclass(frozen=True)
@@ -220,7 +213,8 @@ class FindingGroup:
     """Findings of one kind and severity: one card."""
 
     entries: Sequence[Entry]
-    in_run: InRun | None = None  # None where the reader may not see the run.
+    n_in_run: int = 0  # The trajectories of the run that have its kind; 0 where the reader may not see the run.
+    next_url: str = ""  # The next one that has it, behind the last one the first; empty where there is no other.
 
     @property
     def first(self) -> Entry:
@@ -228,7 +222,7 @@ class FindingGroup:
         return next((entry for entry in self.entries if entry["current"]), self.entries[0])
 
 
-def group_findings(entries: Sequence[Entry], in_run: Mapping[str, InRun]) -> list[FindingGroup]:
+def group_findings(entries: Sequence[Entry], in_run: InRun) -> list[FindingGroup]:
     """The cards of findings: by severity, then in the order in which their kinds come first."""
     weights = [severity.value for severity in SEVERITIES]
     kinds = list(dict.fromkeys(entry["item"].kind for entry in entries))
@@ -237,13 +231,13 @@ def group_findings(entries: Sequence[Entry], in_run: Mapping[str, InRun]) -> lis
         return weights.index(entry["item"].weight), kinds.index(entry["item"].kind)
 
     return [
-        FindingGroup(list(group), in_run.get(kinds[kind]))
+        FindingGroup(list(group), *in_run.get(kinds[kind], ()))
         for (_, kind), group in groupby(sorted(entries, key=place), key=place)
     ]
 
 
-def kinds_in_run(trajectory: StoredTrajectory, kinds: Sequence[str]) -> dict[str, InRun]:
-    """Kind -> how many trajectories of the run have it, and the next of them. Two queries. For a large run one, of its
+def kinds_in_run(trajectory: StoredTrajectory, kinds: Sequence[str]) -> InRun:
+    """How many trajectories of the run have these kinds, and the next of them. Two queries. For a large run one, of its
     stored figures; the next one is then met by the filter of the list. Nothing where files are open in place: they are
     read as one looks."""
     run = trajectory.run
@@ -251,17 +245,14 @@ def kinds_in_run(trajectory: StoredTrajectory, kinds: Sequence[str]) -> dict[str
         return {}
     if is_large(run):
         counts = summary_of(run).finding_trajectories
-        places = {kind: KindPlace(counts.get(kind, 1), None) for kind in kinds}
+        places: dict[str, tuple[int, str | None]] = {kind: (counts.get(kind, 1), None) for kind in kinds}
     else:
         places = places_of_kinds(trajectory, kinds)
-    list_url, own = reverse("run", args=[run.code]), reverse("trajectory", args=[trajectory.code])
     in_run = {}
-    for kind, place in places.items():
-        asks = "?" + urlencode({"finding": kind})
-        following = reverse("trajectory", args=[place.next_code]) if place.next_code else ""
-        next_url = following or (own if is_large(run) else "")
-        own_list = f"{list_url}{asks}#trajectories"
-        in_run[kind] = InRun(place.n, run.n_trajectories, own_list, next_url and next_url + asks)
+    for kind, (n, next_code) in places.items():
+        code = next_code or (trajectory.code if is_large(run) else "")
+        asks = urlencode({"finding": kind})
+        in_run[kind] = n, f"{reverse('trajectory', args=[code])}?{asks}" if code else ""
     return in_run
 
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
+from django.utils.text import get_text_list
+
 from inspector.trajectories.place import PagePlace
 from inspector.trajectories.tokens.findings import DrawnFinding
 from inspector.trajectories.tokens.turns import stored_json
@@ -246,7 +248,7 @@ def sentence_of(trajectory: StoredTrajectory, lanes: Sequence[Lane], rows: Seque
     groups: dict[str, list[Lane]] = {}
     for lane in lanes:
         groups.setdefault(lane.label, []).append(lane)
-    return f"{head}: {_listed([_group_text(lanes_of_group) for lanes_of_group in groups.values()])}."
+    return f"{head}: {get_text_list([_group_text(lanes_of_group) for lanes_of_group in groups.values()], 'and')}."
 
 
 def _group_text(group: Sequence[Lane]) -> str:
@@ -273,7 +275,3 @@ def _group_text(group: Sequence[Lane]) -> str:
     if lane.kind is LaneKind.DUPLICATE:
         return f"{number} duplicate call{'s' * (n > 1)}"
     return f"{number} lane{'s' * (n > 1)}{of_calls} whose cause is not named"
-
-
-def _listed(words: Sequence[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

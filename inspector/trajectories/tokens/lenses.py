@@ -110,6 +110,8 @@ def column_label(name: str) -> str:
     """The words for the lens of a column: of a trainer, made of two, or of what an engine told."""
     if name == "mismatch":
         return "trainer − sampler"
+    if name.startswith("reverse_kl:"):
+        return f"reverse KL to the teacher{'' if name.count('/') < 2 else ' ' + name.split('/')[1]}"
     if name == GRADIENT:
         return "gradient"
     if name == engine_columns.BEHIND:
@@ -206,7 +208,7 @@ SIZE = Scale((_ANY, 0.01, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0))
 
 def scale_of(name: str, values: NDArray[np.float32]) -> Scale:
     """The scale of a column by its name. Of an unknown one only the sign of its values decides."""
-    if name == "mismatch":
+    if name == "mismatch" or name.startswith("reverse_kl:"):
         return MISMATCH
     if name == engine_columns.BEHIND:
         return BEHIND

@@ -11,7 +11,7 @@ from inspector.trajectories.tokens.findings import DrawnFinding
 from inspector.trajectories.tokens.turns import Turn, cut_at_headers, header_spans, make_turns, origin_spans, roles_of
 from rollout_inspector.diagnose.gap.figures import TRAINER_LOGPROBS
 from rollout_inspector.streams.roles import role_turns
-from rollout_inspector.streams.trajectory import Origin, Tokens
+from rollout_inspector.streams.trajectory import Origin, Tokens, is_teacher
 from rollout_inspector.text.tokenizers import ByteTable, TokenizerUnusable
 from rollout_inspector.text.tokenizers.byte_table import special_tokens
 from rollouts.store import models
@@ -71,6 +71,8 @@ def _numbered(spans: Iterable[Span], within: tuple[int, int] | None) -> list[tup
 
 MISMATCH = "mismatch"
 """A lens of two columns: the trainer's logprob minus the sampler's, which is the log of the importance ratio."""
+REVERSE_KL = "reverse_kl:"
+"""What the name of a lens begins with that is the sampler's logprob minus a teacher's; the teacher's column follows."""
 
 
 def read_columns(trajectory: models.StoredTrajectory) -> dict[int, list[str]]:
@@ -79,19 +81,25 @@ def read_columns(trajectory: models.StoredTrajectory) -> dict[int, list[str]]:
     for names in names_of_row.values():
         if any(name in names for name in TRAINER_LOGPROBS):
             names.insert(0, MISMATCH)
+        names[:0] = [REVERSE_KL + name for name in names if is_teacher(name)]
     return names_of_row
 
 
 def read_values(trajectory: models.StoredTrajectory, row: RowSummary, name: str) -> NDArray[np.float32]:
     """One whole column ``[n]`` of a row, because the scale of its colours is that of the row."""
     if name == MISMATCH:
-        return _mismatch(trajectory, row)
+        return _less_the_sampler(trajectory, row, TRAINER_LOGPROBS)
+    if name.startswith(REVERSE_KL):
+        return -_less_the_sampler(trajectory, row, [name.removeprefix(REVERSE_KL)])
     return np.asarray(parts.column_values(trajectory, row.index, [name])[name])
 
 
-def _mismatch(trajectory: models.StoredTrajectory, row: RowSummary) -> NDArray[np.float32]:
-    trainer_logprobs = parts.column_values(trajectory, row.index, TRAINER_LOGPROBS)
-    trainer = next(trainer_logprobs[name] for name in TRAINER_LOGPROBS if name in trainer_logprobs)
+def _less_the_sampler(
+    trajectory: models.StoredTrajectory, row: RowSummary, names: Sequence[str]
+) -> NDArray[np.float32]:
+    """The first of these columns that the row has, minus the sampler's, under the loss mask ``[n]``."""
+    columns = parts.column_values(trajectory, row.index, names)
+    trainer = next(columns[name] for name in names if name in columns)
     tokens = read_tokens(trajectory, row, 0, len(trainer))
     difference = np.full(len(tokens), np.nan, dtype=np.float32)
     if tokens.logprobs is not None:

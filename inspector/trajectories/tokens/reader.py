@@ -1,6 +1,6 @@
 """What is drawn of a row at a place: the bar, the legend, the map, the strips, and the turns with their tokens."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import chain, pairwise
@@ -50,7 +50,7 @@ Part = tuple[Turn, int, int]  # A turn, and the row offsets ``[start, stop)`` of
 class Reader:
     """Draws a :class:`TokenView`. A template makes only what it names, and nothing here reads the database."""
 
-    def __init__(self, view: TokenView, in_run: Mapping[str, InRun] | None = None) -> None:
+    def __init__(self, view: TokenView, in_run: InRun | None = None) -> None:
         self.view, self.place, self.own = view, view.place, base_url(view.trajectory)
         self.in_run = in_run or {}
         self.n_tokens, self.text_missing = view.n_tokens, view.text_missing

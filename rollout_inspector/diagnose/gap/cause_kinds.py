@@ -150,3 +150,47 @@ _LIST = (
 
 CAUSES: dict[str, GapCause] = {cause.name: cause for cause in _LIST}
 """Name -> cause, in the order in which they are told."""
+
+TEACHER_CAUSES: dict[str, GapCause] = {
+    cause.name: cause
+    for cause in (
+        GapCause(
+            "placeholder", "Placeholder values",
+            "The teacher has exactly 0.0 at tokens that it never scored, so each of them teaches what nobody computed.",
+            "Take tokens without a score out of the loss, or score the whole row. Template tokens that the teacher's "
+            "prompt lacks have no score.",
+            "student -0.7 -1.2 -0.4, teacher 0.0 0.0 0.0", "student -0.0001, teacher 0.0 (both are certain)", "",
+        ),
+        GapCause(
+            "columns_shifted", "Column shifted",
+            "The teacher's column lies before or behind its place, so each token learns from a neighbour.",
+            "Cut the padding of each row before its values are used. Values of next tokens are one fewer than the ids.",
+            "student -0.1 -2.0 -0.5, teacher 0.0 -0.2 -2.1", "student -0.1 -2.0 -0.5, teacher -0.2 -2.1 -0.4", "",
+        ),
+        GapCause(
+            "other_vocabulary", "Other vocabulary",
+            "The teacher reads these ids as other tokens than the student, so it finds them impossible wherever they "
+            "stand.",
+            "Give the teacher ids of its own tokenizer: score the run by bytes. Or choose one of the "
+            "same vocabulary. Added tokens may differ within one family of models.",
+            "id 151,650: student -0.1, teacher -17 at each of 40 places", "an id that the teacher finds unlikely once",
+            "",
+        ),
+        GapCause(
+            "temperature", "Temperature above 1",
+            "The teacher is sure of nothing: its logits are divided by a temperature.",
+            "Score the teacher at temperature 1, or at that of the student.",
+            "student -0.001 -0.002, teacher -0.2 -0.3 at all sure tokens", "student -0.001, teacher -0.004",
+            "A temperature below 1 looks like a better teacher. Score the run with the teacher at temperature 1 and "
+            "compare both columns.",
+        ),
+        GapCause(
+            "replica_noise", "Noise above the signal",
+            "The engine that scores differs from itself as much as the teacher from the student.",
+            "Score with one replica, without batches of changing size, or in float32; else average several scores.",
+            "the same row twice: 0.04 apart; student and teacher: 0.05 apart", "0.002 and 0.05 apart",
+            "The teacher's own noise is not measured. Score a part of the run twice: measure the engine's noise.",
+        ),
+    )
+}
+"""The faults of a teacher's column, see :mod:`rollout_inspector.diagnose.gap.teacher`."""

@@ -1,6 +1,6 @@
 """The gap of a run as one JSON object: figures, causes, the worst tokens, and the gap by what a token is and where."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollout_inspector.diagnose.gap.cause_case import QUIET_STEPS, QUIET_TIMES, Cause, CauseCase, limits_of
-from rollout_inspector.diagnose.gap.cause_kinds import CAUSES
+from rollout_inspector.diagnose.gap.cause_kinds import CAUSES, TEACHER_CAUSES, GapCause
 from rollout_inspector.diagnose.gap.figures import GapFigures, effective_share
 from rollout_inspector.diagnose.gap.place_rules import PLACE_RULES, heavy_behind
 from rollout_inspector.diagnose.gap.run_rules import RUN_RULES
+from rollout_inspector.diagnose.gap.teacher import TeacherFigures, teacher_causes
 from rollout_inspector.diagnose.gap.token_classes import TokenClass
 from rollout_inspector.diagnose.gap.tokens import GapTokens
 from rollout_inspector.streams.trajectory import Mask
@@ -67,7 +68,7 @@ def _also_in_quiet_steps(rule: Callable[[CauseCase], None], case: CauseCase) -> 
     case.scope = everywhere
 
 
-VERSION = 5  # Raise it when a report says other things than before: stored ones are then stale.
+VERSION = 6  # Raise it when a report says other things than before: stored ones are then stale.
 MAX_WORST = 50  # Tokens that a report lists, those of the greatest absolute d.
 MAX_IDS = 20  # Token ids that a report lists, those that hold most of the gap.
 MAX_PARTS = 24  # Lines of a table.
@@ -134,7 +135,12 @@ def parts_report(tokens: GapTokens, replays: Sequence[EnginePass]) -> Iterator[t
         ]
 
 
-def gap_report(tokens: GapTokens, replays: Sequence[EnginePass] = ()) -> dict[str, Any]:
+def causes_in(report: Mapping[str, Any]) -> Mapping[str, GapCause]:
+    """The words of the causes that a report may name."""
+    return TEACHER_CAUSES if report["teacher"] else CAUSES
+
+
+def gap_report(tokens: GapTokens, replays: Sequence[EnginePass] = (), teacher: bool = False) -> dict[str, Any]:
     """All that a page says of the gap of a run. ``replays``: what engines said of it later, the sampler's own first.
 
     ``mean_abs``, ``k1``, ``k2``, ``k3`` are means over tokens, in nats, and ``ratio`` is the mean importance ratio
@@ -143,10 +149,14 @@ def gap_report(tokens: GapTokens, replays: Sequence[EnginePass] = ()) -> dict[st
     confident disagreements. ``measures`` are what recipes accept a run by, see :func:`_measures`. ``confident`` lists
     the worst confident disagreements, and ``confident_tokens`` counts all of them. ``decidable_now``: cause -> whether
     the rows of one training step decide it.
+
+    ``teacher``: the trainer's column is a teacher's. The causes are then faults of such a column, and the value of that
+    name has the fields of :class:`~rollout_inspector.diagnose.gap.teacher.TeacherFigures`; else it is None.
     """
     figures = GapFigures.of(tokens.d.astype(np.float64))
     n = figures.tokens
-    causes, undecided = causes_of(tokens) if n else ([], {})
+    kinds = TEACHER_CAUSES if teacher else CAUSES
+    causes, undecided = (teacher_causes if teacher else causes_of)(tokens) if n else ([], {})
     measures = _measures(tokens, figures)
     return {
         **figures.values(),
@@ -158,12 +168,13 @@ def gap_report(tokens: GapTokens, replays: Sequence[EnginePass] = ()) -> dict[st
         "ratio": (figures.k3 + figures.total) / n + 1 if n else None,
         "causes": [
             {"cause": cause.cause, "evidence": cause.evidence, "from_step": cause.from_step, "tokens": cause.tokens,
-             "decidable_now": not CAUSES[cause.cause].decides_now, "example": _token(tokens, cause.worst)}
+             "decidable_now": not kinds[cause.cause].decides_now, "example": _token(tokens, cause.worst)}
             for cause in causes
         ],
         "undecided": undecided,
         "limits": dict(zip(("mean", "tail"), limits_of(tokens.noise), strict=True)),
-        "decidable_now": {name: not cause.decides_now for name, cause in CAUSES.items()},
+        "decidable_now": {name: not cause.decides_now for name, cause in kinds.items()},
+        "teacher": vars(TeacherFigures.of(tokens)) if teacher else None,
         "measures": measures,
         "confident": [_token(tokens, int(place)) for place in _worst(tokens, tokens.confident)],
         "confident_tokens": int(tokens.confident.sum()),

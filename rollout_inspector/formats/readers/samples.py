@@ -13,13 +13,14 @@ from rollout_inspector.formats.policy_versions import of_row
 from rollout_inspector.formats.readers.datasets import attended
 from rollout_inspector.formats.registry import ROWS_ALONE, Format, each_batch, has_keys
 from rollout_inspector.formats.shapes import BadLine
+from rollout_inspector.formats.teacher_columns import FIELDS, teacher_columns
 from rollout_inspector.streams.trajectory import Floats, Row, Trajectory
 
 # -- slime and miles
 
 _SAMPLE = (
-    "tokens", "response_length", "loss_mask", "rollout_log_probs", "teacher_log_probs", "reward", "status",
-    "group_index", "index", "weight_versions",
+    "tokens", "response_length", "loss_mask", "rollout_log_probs", "reward", "status",
+    "group_index", "index", "weight_versions", *FIELDS,
 )
 _ENDS = {"truncated": "length"}
 
@@ -49,12 +50,11 @@ def _sample(value: Mapping[str, Any], name: str) -> Trajectory:
     if value.get("remove_sample") is True:
         trained = np.zeros_like(trained)
     loss_mask = np.concatenate([np.zeros(at, dtype=np.bool_), trained])
-    teacher = shapes.after(at, shapes.optional_floats(value.get("teacher_log_probs"), "teacher_log_probs"))
     versions = value.get("weight_versions")
     row = Row(
         ids=ids, loss_mask=loss_mask,
         logprobs=shapes.after(at, shapes.optional_floats(value.get("rollout_log_probs"), "rollout_log_probs")),
-        columns={} if teacher is None else {"teacher_logprobs": teacher},
+        columns=teacher_columns(value, ids),
         extra={"prompt_length": at, **of_row(versions, loss_mask)},
     )
     reward, parts = value.get("reward"), {}

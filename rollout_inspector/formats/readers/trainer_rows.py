@@ -11,6 +11,7 @@ from rollout_inspector.formats import shapes
 from rollout_inspector.formats.containers.source import Source
 from rollout_inspector.formats.registry import ROWS_ALONE, Format, Rejected, each_batch, has_keys, having, line_format
 from rollout_inspector.formats.shapes import BadLine
+from rollout_inspector.formats.teacher_columns import FIELDS, teacher_columns
 from rollout_inspector.streams.trajectory import REWARD_COLUMNS, Floats, Ids, Mask, Row, Trajectory
 
 IGNORED = -100
@@ -47,13 +48,14 @@ def _verl(value: Any, number: int) -> Trajectory:
     n_prompt = len(row.ids) - len(value["response_ids"])
     columns = {name: np.concatenate([np.zeros(n_prompt, np.float32), score]) for name, score in scores.items()}
     more = shapes.spare(shapes.optional_mapping, value.get("extra_fields"), "extra_fields") or {}
+    columns |= teacher_columns({**more, **value}, row.ids)
     name = shapes.text(more.get("external_id"), "extra_fields.external_id", 180) or f"line-{number}"
     place = shapes.whole(more.get("row"), "extra_fields.row", least=0)
     return Trajectory(
         f"{name}-row-{place}" if place else name,
         rows=(replace(row, columns=columns, extra={"prompt_length": n_prompt}),),
         reward=shapes.number(value.get("reward_score"), "reward_score"),
-        extra=_rest(value, (*_VERL, *columns)) | _rest(more, ("external_id", "row"), "extra_fields"),
+        extra=_rest(value, (*_VERL, *columns, *FIELDS)) | _rest(more, ("external_id", "row", *FIELDS), "extra_fields"),
     )
 
 

@@ -1,7 +1,6 @@
 """Writes stored trajectories in any format of ours, with their own rows or with the rows of another strategy."""
 
 import logging
-from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, fields, replace
@@ -20,7 +19,6 @@ from rollout_inspector.formats.writers.exports import EXPORTS, Export, padded
 from rollout_inspector.outputs import draft_file
 from rollout_inspector.refusal import Refusal, Remedy
 from rollout_inspector.streams.strategies import STRATEGIES
-from rollout_inspector.streams.strategies.replay import replay_many
 from rollout_inspector.streams.trajectory import Trajectory
 from rollouts.jobs.diagnosis import codec_of
 from rollouts.jobs.replays import replay_context
@@ -212,17 +210,9 @@ def _under(
     slug: str, run: models.Run, values: Iterator[Trajectory], leave_out: Callable[[str], object] | None
 ) -> Iterator[Trajectory]:
     """Yields the same trajectories with the rows that a strategy makes of them."""
-    context, tokenizer = replay_context.context_of(run)
-    pending: deque[Trajectory] = deque()
-
-    def complete() -> Iterator[Trajectory]:
-        for value in values:
-            pending.append(value)
-            yield replay_context.complete_replies(value, tokenizer, context)
-
-    with closing(replay_many(complete(), [STRATEGIES[slug]], context)) as replayed:
-        for (result,) in replayed:
-            value = pending.popleft()
+    pairs = ((value, value) for value in values)
+    with closing(replay_context.replayed(pairs, [slug], *replay_context.context_of(run))) as replayed:
+        for value, (result,) in replayed:
             if not result.refused:
                 yield replace(value, rows=result.rows)
                 continue
@@ -250,8 +240,7 @@ def do_job(job: Job, beat: Beat) -> None:
 def cut(job: Job, beat: Beat) -> list[dict[str, int]]:
     """The ranges of trajectories that workers write side by side; empty = one worker writes the file."""
     drop_files()
-    assert job.run is not None
-    return cut_run(job.run, job, beat) if _join_of(ExportOptions(**job.options)) is not None else []
+    return cut_run(job, beat) if _join_of(ExportOptions(**job.options)) is not None else []
 
 
 def do_shard(job: Job, beat: Beat) -> dict[str, Any]:

@@ -4,7 +4,6 @@ be done again, because a worker may be lost between any two of them."""
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from django.db import transaction
@@ -80,36 +79,22 @@ def cancel(job: Job) -> None:
         drop_uploads(run.code)
 
 
-@dataclass
-class _Shard:
-    """A shard that is done, with the pieces that it read."""
+def _pieces(shard: Job) -> list[dict[str, Any]]:
+    """The pieces that a shard which is done has read."""
+    pieces: list[dict[str, Any]] = (shard.report or {})["pieces"]
+    return pieces
 
-    row: Job
-    pieces: list[dict[str, Any]]
 
-    @property
-    def first(self) -> int:
-        """The index of its first trajectory, now."""
-        return int(self._placed[1]) if self.placed_by else int(self.row.options["first"])
+def _placed(shard: Job) -> tuple[int, int]:
+    """The key of the job that gave its trajectories their places, 0 = none has; and the index of the first one now."""
+    key, start = (shard.report or {}).get("placed") or (0, shard.options["first"])
+    return int(key), int(start)
 
-    @property
-    def placed_by(self) -> int:
-        """The key of the job that gave its trajectories their places; 0 = none has."""
-        return int(self._placed[0])
 
-    @property
-    def _placed(self) -> list[int]:
-        return (self.row.report or {}).get("placed") or [0, 0]
-
-    @property
-    def n(self) -> int:
-        """Trajectories."""
-        return sum(piece["n"] for piece in self.pieces)
-
-    def write_report(self, **more: Any) -> None:
-        """Write the pieces, and more keys, into the row."""
-        self.row.report = {**(self.row.report or {}), "pieces": self.pieces, **more}
-        save_columns(self.row, "report")
+def _write_report(shard: Job, **more: Any) -> None:
+    """Write the pieces, and more keys, into the row."""
+    shard.report = {**(shard.report or {}), **more}
+    save_columns(shard, "report")
 
 
 def _put_together(run: Run, job: Job, alive: Alive) -> None:
@@ -122,9 +107,9 @@ def _put_together(run: Run, job: Job, alive: Alive) -> None:
     names = _names(run, shards, alive)
     _free_ids(run, shards, names, alive)
     for shard, (new_names, left_out) in zip(shards, _changes(shards, names), strict=True):
-        if shard.placed_by != job.pk:
+        if _placed(shard)[0] != job.pk:
             _place(run, shard, new_names, left_out, job, alive)
-    pieces = [piece for shard in shards for piece in shard.pieces]
+    pieces = [piece for shard in shards for piece in _pieces(shard)]
     refusals = _refusals(pieces)
     n_rejected = sum(piece["n_rejected"] for piece in pieces) + len(refusals)
     set_rejections(run, _rejections(pieces, refusals), n_rejected, alive)
@@ -132,7 +117,7 @@ def _put_together(run: Run, job: Job, alive: Alive) -> None:
         "files": len({piece["file"] for piece in pieces}), "next_index": next_final_index(run),
         "formats": sorted({piece["format"] for piece in pieces if piece["file"] not in refusals}),
     }
-    read = sum(piece["bytes"] for shard in shards for piece in shard.row.options["pieces"])
+    read = sum(piece["bytes"] for shard in shards for piece in shard.options["pieces"])
     is_whole = len(shards) == job.shards.count()
     note_imported(run, done, run.bytes_total if is_whole else read, alive)
     recount(run)
@@ -150,14 +135,14 @@ def _keep_complete(run: Run, job: Job, alive: Alive) -> None:
         drop_all(run, job, alive)
 
 
-def _complete(run: Run, job: Job, alive: Alive) -> list[_Shard]:
+def _complete(run: Run, job: Job, alive: Alive) -> list[Job]:
     """The shards whose files are complete. The others wait for *Resume* with nothing stored."""
     shards = shards_of(job)
     open_files = {piece["file"] for row in shards if row.status != Job.Status.DONE for piece in row.options["pieces"]}
     complete = []
     for row in shards:
         if row.status == Job.Status.DONE and open_files.isdisjoint(piece["file"] for piece in row.options["pieces"]):
-            complete.append(_Shard(row, row.report["pieces"]))  # type: ignore[index]
+            complete.append(row)
             continue
         drop_range(run, row.options["first"], row.options["stop"] + 1, alive)
         if row.status == Job.Status.DONE:
@@ -165,9 +150,9 @@ def _complete(run: Run, job: Job, alive: Alive) -> list[_Shard]:
             with transaction.atomic():
                 alive()
                 save_columns(row, "status", "report")
-    refused = set(_refusals([piece for shard in complete for piece in shard.pieces]))
+    refused = set(_refusals([piece for shard in complete for piece in _pieces(shard)]))
     for shard in complete:
-        for piece in shard.pieces:
+        for piece in _pieces(shard):
             piece["is_refused"] = piece["file"] in refused
     return complete
 
@@ -181,49 +166,50 @@ def _refusals(pieces: list[dict[str, Any]]) -> dict[int, tuple[str, str]]:
     return refusals
 
 
-def _drop_refused(run: Run, shard: _Shard, alive: Alive) -> None:
+def _drop_refused(run: Run, shard: Job, alive: Alive) -> None:
     """A file is whole or not at all: what other parts of a refused file hold goes."""
-    if not any(piece["is_refused"] and (piece["n"] or piece["n_rejected"]) for piece in shard.pieces):
+    if not any(piece["is_refused"] and (piece["n"] or piece["n_rejected"]) for piece in _pieces(shard)):
         return
     # Only a part of a file can be refused because of another part, and a shard holds no other piece then.
-    drop_range(run, shard.row.options["first"], shard.row.options["stop"] + 1, alive)
-    for piece in shard.pieces:
+    drop_range(run, shard.options["first"], shard.options["stop"] + 1, alive)
+    for piece in _pieces(shard):
         piece |= {"n": 0, "hashes": "", "lines": "", "held": [], "rejected": [], "n_rejected": 0}
     with transaction.atomic():
         alive()
-        shard.write_report()
+        _write_report(shard)
 
 
-def _take_back(run: Run, shard: _Shard, job: Job, alive: Alive) -> None:
+def _take_back(run: Run, shard: Job, job: Job, alive: Alive) -> None:
     """An earlier try of the import gave the shard its place, and files before it were not read yet."""
-    if shard.placed_by in (0, job.pk):
+    if _placed(shard)[0] in (0, job.pk):
         return
     with transaction.atomic():
         alive()
-        move_range(run, shard.first, shard.first + shard.n, shard.row.options["first"])
-        shard.write_report(placed=None)
+        first = _placed(shard)[1]
+        move_range(run, first, first + sum(piece["n"] for piece in _pieces(shard)), shard.options["first"])
+        _write_report(shard, placed=None)
 
 
-def _parts(shards: list[_Shard]) -> list[NamedPart]:
+def _parts(shards: list[Job]) -> list[NamedPart]:
     return [
         NamedPart(piece["name"], piece["file"], unpacked(piece["hashes"], "<u8"), unpacked(piece["lines"], "<u8"))
         for shard in shards
-        for piece in shard.pieces
+        for piece in _pieces(shard)
     ]
 
 
-def _indices(shards: list[_Shard]) -> list[tuple[int, int, _Shard, dict[str, Any]]]:
+def _indices(shards: list[Job]) -> list[tuple[int, int, Job, dict[str, Any]]]:
     """Of each piece: the place of its first trajectory in the import, the index of that one, its shard, itself."""
     indices, place = [], 0
     for shard in shards:
-        index = shard.first
-        for piece in shard.pieces:
+        index = _placed(shard)[1]
+        for piece in _pieces(shard):
             indices.append((place, index, shard, piece))
             place, index = place + piece["n"], index + piece["n"]
     return indices
 
 
-def _located(shards: list[_Shard], places: list[int]) -> Iterator[tuple[int, int, _Shard, dict[str, Any], int]]:
+def _located(shards: list[Job], places: list[int]) -> Iterator[tuple[int, int, Job, dict[str, Any], int]]:
     """(place, index, shard, piece, place in the piece) of places in ascending order."""
     pieces = [item for item in _indices(shards) if item[3]["n"]]
     n = 0
@@ -234,7 +220,7 @@ def _located(shards: list[_Shard], places: list[int]) -> Iterator[tuple[int, int
         yield place, index + place - start, shard, piece, place - start
 
 
-def _names(run: Run, shards: list[_Shard], alive: Alive) -> Names:
+def _names(run: Run, shards: list[Job], alive: Alive) -> Names:
     """The ids of all trajectories. What the files say is kept in the shards before anything is changed."""
     looked_at: set[int] = set()
 
@@ -249,22 +235,22 @@ def _names(run: Run, shards: list[_Shard], alive: Alive) -> Names:
 
     renamed = [place + at for place, _, _, piece in _indices(shards) for at, *_ in piece["held"]]
     names = resolve(_parts(shards), renamed, load)
-    changed: dict[int, _Shard] = {}
+    changed: dict[int, Job] = {}
     of_pieces: dict[int, dict[int, Named]] = {}
     for place, _, shard, piece, at in _located(shards, sorted(looked_at)):
         recorded_of_piece = of_pieces.setdefault(id(piece), {n: (name, group) for n, name, group in piece["held"]})
         if at not in recorded_of_piece:
             recorded_of_piece[at] = names[0][place]
             piece["held"].append([at, *recorded_of_piece[at]])
-            changed[shard.row.pk] = shard
+            changed[shard.pk] = shard
     with transaction.atomic():
         alive()
         for shard in changed.values():
-            shard.write_report()
+            _write_report(shard)
     return names
 
 
-def _free_ids(run: Run, shards: list[_Shard], names: Names, alive: Alive) -> None:
+def _free_ids(run: Run, shards: list[Job], names: Names, alive: Alive) -> None:
     """Let go of every id that its trajectory will not keep, so that another one can have it."""
     recorded, final, _ = names
     located = list(_located(shards, sorted(recorded)))
@@ -285,21 +271,21 @@ Left = dict[int, tuple[dict[str, Any], int, Rejected]]
 """Index of a trajectory that is left out -> its piece, its place in the piece, and why."""
 
 
-def _changes(shards: list[_Shard], names: Names) -> list[tuple[dict[int, Named], Left]]:
+def _changes(shards: list[Job], names: Names) -> list[tuple[dict[int, Named], Left]]:
     """Of each shard: index -> id and group that a trajectory gets, and what is left out. No shard has its place yet."""
     recorded, final, rejected = names
-    changes: dict[int, tuple[dict[int, Named], Left]] = {shard.row.pk: ({}, {}) for shard in shards}
+    changes: dict[int, tuple[dict[int, Named], Left]] = {shard.pk: ({}, {}) for shard in shards}
     for place, index, shard, piece, at in _located(shards, sorted(recorded)):
         if place in final:
-            changes[shard.row.pk][0][index] = final[place]
+            changes[shard.pk][0][index] = final[place]
         else:
-            changes[shard.row.pk][1][index] = piece, at, rejected[place]
+            changes[shard.pk][1][index] = piece, at, rejected[place]
     return list(changes.values())
 
 
-def _place(run: Run, shard: _Shard, named: dict[int, Named], left_out: Left, job: Job, alive: Alive) -> None:
+def _place(run: Run, shard: Job, named: dict[int, Named], left_out: Left, job: Job, alive: Alive) -> None:
     """Give a shard's trajectories their ids, and the places behind those of the shard before."""
-    first, stop = shard.row.options["first"], shard.row.options["stop"]
+    first, stop = shard.options["first"], shard.options["stop"]
     with transaction.atomic():
         alive()
         for some in batched(list(left_out), BATCH):
@@ -309,7 +295,7 @@ def _place(run: Run, shard: _Shard, named: dict[int, Named], left_out: Left, job
         _leave_out(left_out)
         start = next_final_index(run)
         move_range(run, first, stop + 1, start)
-        shard.write_report(placed=[job.pk, start])
+        _write_report(shard, placed=[job.pk, start])
 
 
 def _leave_out(trajectories: Left) -> None:

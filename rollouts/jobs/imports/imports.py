@@ -21,6 +21,7 @@ from rollout_inspector.streams.trajectory import Trajectory
 from rollout_inspector.text.tokenizers import ByteTable
 from rollouts.jobs.broker import send_job, send_shards
 from rollouts.jobs.diagnosis import diagnosis_for, gap_json
+from rollouts.jobs.imports.trajectory_ids import prefixed
 from rollouts.jobs.imports.uploads import drop_uploads, file_of, is_there, keep_files, read_in_place
 from rollouts.store import models
 from rollouts.store.chat_templates.tokenizers import byte_table_of, tokenizer_named
@@ -354,8 +355,9 @@ class FileImport:
         renamed = []
         for trajectory in batch:
             if trajectory.external_id in stored_ids:
-                name, group = f"{self.source.name}:{trajectory.external_id}", f"{self.source.name}:{trajectory.group}"
-                trajectory = replace(trajectory, external_id=name[-200:], group=trajectory.group and group[-200:])
+                name, group = prefixed(self.source.name, trajectory.external_id), trajectory.group
+                group = group and prefixed(self.source.name, group)
+                trajectory = replace(trajectory, external_id=name, group=group)
             renamed.append(trajectory)
         accepted, used_ids = [], taken_ids(self.run, [trajectory.external_id for trajectory in renamed])
         for trajectory in renamed:

@@ -1,13 +1,16 @@
 """What a replay needs of a run: its tokenizer, its chat templates and its trajectories, each reply with its message."""
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing
 from dataclasses import replace
+from typing import TypeVar
 
 from django.db.models import QuerySet
 
 from rollout_inspector.refusal import Refusal
-from rollout_inspector.streams.strategies import Context, StrategyRefused
-from rollout_inspector.streams.strategies.replay import lacks_reply, with_replies
+from rollout_inspector.streams.strategies import STRATEGIES, Context, StrategyRefused
+from rollout_inspector.streams.strategies.replay import StrategyResult, lacks_reply, replay_many, with_replies
 from rollout_inspector.streams.trajectory import Ids, Trajectory
 from rollout_inspector.text import chat_templates, tokenizers
 from rollout_inspector.text.replies.parsing import parser_of
@@ -20,6 +23,8 @@ from rollouts.store.text import without_paths
 from rollouts.store.trajectories.trajectories import load_trajectories, trajectory_batches
 
 BATCH = 20  # Trajectories that are loaded at once.
+
+Key = TypeVar("Key")
 
 
 def template_text(run: Run) -> str | None:
@@ -93,6 +98,23 @@ def complete_replies(value: Trajectory, loaded: tokenizers.LoadedTokenizer | Non
     if loaded is None or not lacks_reply(value):
         return value
     return with_replies(value, parser_of(loaded, context.renderer))
+
+
+def replayed(
+    items: Iterable[tuple[Key, Trajectory]], slugs: Iterable[str], context: Context,
+    loaded: tokenizers.LoadedTokenizer | None,
+) -> Generator[tuple[Key, list[StrategyResult]]]:
+    """What strategies make of trajectories, each with what stands before it in ``items``."""
+    pending: deque[Key] = deque()
+
+    def values() -> Iterator[Trajectory]:
+        for key, value in items:
+            pending.append(key)
+            yield complete_replies(value, loaded, context)
+
+    with closing(replay_many(values(), [STRATEGIES[slug] for slug in slugs], context)) as results:
+        for result in results:
+            yield pending.popleft(), result
 
 
 def loaded_trajectories(records: QuerySet[StoredTrajectory]) -> Iterator[tuple[StoredTrajectory, Trajectory]]:

@@ -1,20 +1,19 @@
 """Replays of strategies over all trajectories of a run, in shards where the run is large."""
 
-from collections import Counter, deque
-from collections.abc import Generator, Iterator, Sequence
+from collections import Counter
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from typing import Any
 
 from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.strategies import STRATEGIES
-from rollout_inspector.streams.strategies.replay import StrategyResult, replay_many
-from rollout_inspector.streams.trajectory import Trajectory
-from rollouts.jobs.replays.replay_context import complete_replies, context_of, loaded_trajectories
+from rollout_inspector.streams.strategies.replay import StrategyResult
+from rollouts.jobs.replays.replay_context import context_of, loaded_trajectories, replayed
 from rollouts.jobs.replays.trajectory_replays import figures, hash_of
 from rollouts.jobs.run_parts import cut_run, range_of
 from rollouts.store.jobs.jobs import Beat, JobKind, Sharing, end_job
 from rollouts.store.jobs.shards import shards_of
-from rollouts.store.models import Job, Run, StoredTrajectory
+from rollouts.store.models import Job, Run
 from rollouts.store.runs.runs import run_of_job
 from rollouts.store.trajectories.rows import row_totals
 from rollouts.store.trajectories.trajectories import LAST, finished_trajectories
@@ -50,16 +49,8 @@ def replay_run(run: Run, report: dict[str, Any], after: int = -1, last: int = LA
     """Replay every strategy over the finished trajectories after the index ``after``, and add them to the report.
     Yields the index of each trajectory that was added; ``last`` is the index of the last one. A trajectory that cannot
     be replayed counts as refused."""
-    context, loaded = context_of(run)
-    pending: deque[StoredTrajectory] = deque()
-
-    def values() -> Iterator[Trajectory]:
-        for record, value in loaded_trajectories(finished_trajectories(run, after + 1, last)):
-            pending.append(record)
-            yield complete_replies(value, loaded, context)
-
-    for results in replay_many(values(), list(STRATEGIES.values()), context):
-        record = pending.popleft()
+    stored = loaded_trajectories(finished_trajectories(run, after + 1, last))
+    for record, results in replayed(stored, STRATEGIES, *context_of(run)):
         _add(report, results)
         yield record.index
 
@@ -68,11 +59,6 @@ def do_job(job: Job, beat: Beat) -> None:
     """Replay every strategy over a run. The report of an earlier worker is continued."""
     do_shard(job, beat)
     join(job, beat)
-
-
-def cut(job: Job, beat: Beat) -> list[dict[str, int]]:
-    """The ranges of trajectories that workers replay side by side; empty = the run is small."""
-    return cut_run(run_of_job(job), job, beat)
 
 
 def do_shard(job: Job, beat: Beat) -> dict[str, Any]:
@@ -136,7 +122,7 @@ KIND = JobKind(
     "replay",
     "Replayed under every strategy",
     do_job,
-    Sharing(cut, do_shard, join),
+    Sharing(cut_run, do_shard, join),
     activity="replay started",
     page="run-cost#strategies",
     done=lambda job: (

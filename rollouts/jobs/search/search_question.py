@@ -15,17 +15,6 @@ READERS: Mapping[str, Callable[[str], Pattern]] = {"text": read_text, "ids": rea
 BY = (*READERS, "metadata", "finding")  # What a search may look for.
 MAX_METADATA = 200
 
-INDEXES = {
-    **dict.fromkeys(
-        READERS,
-        "No index holds token ids. Trajectories are found by trajectory_in_order, their arrays by "
-        "step_index_in_trajectory and row_index_in_trajectory, and the arrays are searched in memory.",
-    ),
-    "metadata": "Trajectories are found by trajectory_in_order; then their names and metadata are compared one by one.",
-    "finding": "finding_by_kind finds the trajectories, finding_in_trajectory their findings.",
-}
-"""What a search looks for -> which index of the database serves it."""
-
 
 @dataclass(frozen=True)
 class SearchQuestion:

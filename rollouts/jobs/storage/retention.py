@@ -16,7 +16,7 @@ from django.utils import timezone
 from rollouts.jobs import run_actions
 from rollouts.store import files
 from rollouts.store.database import clock_offset
-from rollouts.store.models import ACTIVE, Project, Run
+from rollouts.store.models import ACTIVE, Project
 from rollouts.store.people.activity_log import Actor, acting
 from rollouts.store.runs.runs import runs_by_change, segment_bytes, with_change
 
@@ -28,14 +28,8 @@ SWEEP_SECONDS = 3600  # How often one of the workers deletes by itself.
 MAX_RUNS_PER_SWEEP = 50
 
 
-@dataclass(frozen=True)
-class Leaving:
-    """A run that goes."""
-
-    run: Run
-    changed_at: datetime
-    n_bytes: int  # Of its token arrays: the size of its segments, or 8 bytes a token.
-    reason: str
+Leaving = tuple[Any, int, str]
+"""A run that goes, with ``changed_at``; the bytes of its token arrays (its segments, or 8 bytes a token); and why."""
 
 
 @dataclass
@@ -71,17 +65,18 @@ def plan(
         if why := _why_it_stays(run, now):
             plan.staying[why] = plan.staying.get(why, 0) + 1
             continue
-        plan.leaving.append(Leaving(run, run.changed_at, size, reason))
+        plan.leaving.append((run, size, reason))
         plan.n_bytes_left -= size
     return plan
 
 
 def delete(leaving: Leaving) -> bool:
     """Delete a run with everything that belongs to it, unless somebody has begun to use it. Returns whether it went."""
-    run = with_change(leaving.run)
-    if run is None or _why_it_stays(run, timezone.now()) or run.changed_at != leaving.changed_at:
+    planned, _, reason = leaving
+    run = with_change(planned)
+    if run is None or _why_it_stays(run, timezone.now()) or run.changed_at != planned.changed_at:
         return False
-    run_actions.delete(run, leaving.reason)
+    run_actions.delete(run, reason)
     return True
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from rollout_inspector.diagnose.gap.cause_kinds import CAUSES
+from rollout_inspector.diagnose.gap.report import causes_in
 from rollouts.jobs.gap_reports import read_gap, why_no_columns, why_no_gap
 from rollouts.management import TerminalCommand
 from rollouts.management.arguments import run_named
@@ -19,14 +19,18 @@ class Command(TerminalCommand):
         parser.add_argument("run", metavar="RUN", help="the code of a run")
         parser.add_argument("--sampler", default="", metavar="COLUMN", help="the column in place of the sampler's")
         parser.add_argument("--trainer", default="", metavar="COLUMN", help="the column in place of the trainer's")
+        parser.add_argument("--teacher", default="", metavar="COLUMN", help="the column of a teacher")
         parser.add_argument("--json", action="store_true", help="print one JSON object")
 
     def handle(self, *_: Any, **options: Any) -> None:
         run = run_named(options["run"])
-        columns = {side: options[side] for side in ("sampler", "trainer")}
+        if options["teacher"] and options["trainer"]:
+            raise CommandError("Name one of --trainer and --teacher: both are held against the sampler.")
+        columns = {"sampler": options["sampler"], "trainer": options["teacher"] or options["trainer"]}
         if any(columns.values()) and (sentence := why_no_columns(run, **columns)):
             raise CommandError(sentence)
-        report = read_gap(run, **columns)
+        report = read_gap(run, **columns, teacher=bool(options["teacher"]))
+        words, teacher = causes_in(report), report["teacher"]
         if options["json"]:
             self.stdout.write(json.dumps({name: value for name, value in report.items() if name != "key"}))
             return
@@ -40,15 +44,21 @@ class Command(TerminalCommand):
         if without := report["rows_without"]:
             rows = "1 row lacks a side or holds it" if without == 1 else f"{without:,} rows lack a side or hold it"
             self.stdout.write(f"{rows} in another length, and {'is' if without == 1 else 'are'} not compared.")
+        if teacher:
+            self.stdout.write(
+                f"Reverse KL to the teacher: {teacher['reverse_kl']:.4g} nats for each token. {teacher['carriers']:,} "
+                f"tokens ({teacher['carriers_share']:.1%}) carry 80 % of the loss."
+            )
         for note in report["notes"]:
             self.stdout.write(note)
         for cause in report["causes"]:
             since = "" if cause["from_step"] is None else f", since training step {cause['from_step']:,}"
-            self.stdout.write(f"{CAUSES[cause['cause']].title}{since}: {cause['evidence']}")
+            self.stdout.write(f"{words[cause['cause']].title}{since}: {cause['evidence']}")
         if not report["causes"]:
-            self.stdout.write("No cause is named: sampler and trainer agree to rounding.")
+            agree = "no fault of the column shows" if teacher else "sampler and trainer agree to rounding"
+            self.stdout.write(f"No cause is named: {agree}.")
         for name, sentence in report["undecided"].items():
-            self.stdout.write(f"Not decided, {CAUSES[name].title.lower()}: {sentence}")
+            self.stdout.write(f"Not decided, {words[name].title.lower()}: {sentence}")
         if any(not report["decidable_now"][name] for name in report["undecided"]):
             self.stdout.write(f"To score the run: manage.py rescore {run.code} --model NAME")
         for token in report["worst"][:PRINTED_WORST]:

@@ -2,15 +2,13 @@
 
 import json
 from argparse import ArgumentParser
-from collections import deque
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from django.core.management.base import CommandError
 
 from rollout_inspector.streams.strategies import STRATEGIES
-from rollout_inspector.streams.strategies.replay import StrategyResult, replay_many
+from rollout_inspector.streams.strategies.replay import StrategyResult
 from rollout_inspector.streams.trajectory import Origin, Row
 from rollout_inspector.text import tokenizers
 from rollout_inspector.text.tokenizers import LoadedTokenizer
@@ -39,7 +37,9 @@ class Command(TerminalCommand):
         run, trajectories = run_and_trajectories_named(options["target"])
         records = replay_context.loaded_trajectories(trajectories)
         values = []
-        for record, results in _replayed(run, records, slugs, options["tokenizer"], options["chat_template"]):
+        text = read_chat_template(options["chat_template"]) if options["chat_template"] else None
+        of_run = replay_context.context_of(run, _chosen(run, options["tokenizer"]), text)
+        for record, results in replay_context.replayed(records, slugs, *of_run):
             for result in results:
                 if options["json"]:
                     values.append(_json(record, result, not options["no_rows"]))
@@ -47,27 +47,6 @@ class Command(TerminalCommand):
                     self.stdout.write(_line(record, result))
         if options["json"]:
             self.stdout.write(json.dumps(values))
-
-
-def _replayed(
-    run: models.Run,
-    records: Iterator[tuple[models.StoredTrajectory, Any]],
-    slugs: list[str],
-    tokenizer: str,
-    template: str,
-) -> Iterator[tuple[models.StoredTrajectory, list[StrategyResult]]]:
-    """Each trajectory with the results of the strategies. What the run lacks is part of a result."""
-    text = read_chat_template(template) if template else None
-    context, loaded = replay_context.context_of(run, _chosen(run, tokenizer), text)
-    pending: deque[models.StoredTrajectory] = deque()
-
-    def values() -> Iterator[Any]:
-        for record, value in records:
-            pending.append(record)
-            yield replay_context.complete_replies(value, loaded, context)
-
-    for results in replay_many(values(), [STRATEGIES[slug] for slug in slugs], context):
-        yield pending.popleft(), results
 
 
 def _chosen(run: models.Run, named: str) -> LoadedTokenizer | None:

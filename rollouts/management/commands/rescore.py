@@ -33,6 +33,7 @@ class Command(TerminalCommand):
         parser.add_argument("--temperature", type=float, default=1.0, help="of the sampler, where it is not 1")
         parser.add_argument("--replay", action="store_true", help="decode the completions again, too, token by token")
         parser.add_argument("--calibrate", action="store_true", help="measure how far the engine differs from itself")
+        parser.add_argument("--by-bytes", action="store_true", help="for a model of another vocabulary")
         parser.add_argument(
             "--compare", nargs=2, metavar=("FIRST", "SECOND"),
             help="score nothing; hold two columns against each other: sampler, trainer_logprobs, scored:CODE, ...",
@@ -50,7 +51,7 @@ class Command(TerminalCommand):
             raise CommandError("Name the model that scores with --model, or two columns with --compare.")
         ask = partial(
             rescore.ask, run, options["model"], options["engine"], None, options["temperature"], options["replay"],
-            options["calibrate"],
+            options["calibrate"], options["by_bytes"],
         )
         try:
             job = run_or_send(run, ask, "scored", options["background"])

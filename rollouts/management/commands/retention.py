@@ -32,17 +32,18 @@ class Command(TerminalCommand):
             raise CommandError("Say what is kept: --days N, --gb N, or both.")
         project = project_named(options["project"]) if options["project"] else None
         plan = retention.plan(days or None, n_bytes or None, project)
-        gone = [run for run in plan.leaving if options["delete"] and retention.delete(run)]
+        gone = [leaving[0].code for leaving in plan.leaving if options["delete"] and retention.delete(leaving)]
         if options["json"]:
-            runs = [{"run": run.run.code, "changed_at": run.changed_at.isoformat(), "bytes": run.n_bytes,
-                     "reason": run.reason} for run in plan.leaving]
-            body = {"runs": runs, "deleted": [run.run.code for run in gone], "kept": plan.staying,
+            runs = [{"run": run.code, "changed_at": run.changed_at.isoformat(), "bytes": size, "reason": reason}
+                    for run, size, reason in plan.leaving]
+            body = {"runs": runs, "deleted": gone, "kept": plan.staying,
                     "bytes": plan.n_bytes, "bytes_left": plan.n_bytes_left}
             self.stdout.write(json.dumps(body))
             return
-        for run in plan.leaving:
-            what = "deleted" if run in gone else "stays, because somebody uses it now" if options["delete"] else "goes"
-            self.stdout.write(f"{run.run.code} {what}: {run.reason}; {run.n_bytes / 1e6:,.1f} MB; {run.run.name}")
+        for run, size, reason in plan.leaving:
+            stays = "stays, because somebody uses it now" if options["delete"] else "goes"
+            what = "deleted" if run.code in gone else stays
+            self.stdout.write(f"{run.code} {what}: {reason}; {size / 1e6:,.1f} MB; {run.name}")
         for why, n in sorted(plan.staying.items()):
             self.stdout.write(f"{n} more would go and {'stays' if n == 1 else 'stay'}: {why}.")
         self.stdout.write(f"{len(plan.leaving)} runs, {(plan.n_bytes - plan.n_bytes_left) / 1e9:.2f} GB of "

@@ -351,9 +351,11 @@ def delete_ended_jobs(run: Run, kind: str) -> None:
     run.jobs.filter(kind=kind).exclude(status__in=ACTIVE).delete()
 
 
-def delete_earlier_jobs(job: Job) -> None:
-    """Delete the older jobs of the same kind and run."""
-    Job.objects.filter(run=job.run_id, kind=job.kind, pk__lt=job.pk).delete()
+def delete_earlier_jobs(job: Job, option: str) -> None:
+    """Delete the older jobs of the same kind and run, of those that have the option or of those that lack it."""
+    earlier = Job.objects.filter(run=job.run_id, kind=job.kind, pk__lt=job.pk)
+    has_option = Q(options__has_key=option)
+    earlier.filter(has_option if option in job.options else ~has_option).delete()
 
 
 def old_jobs(age: timedelta) -> QuerySet[Job]:

@@ -110,12 +110,10 @@ _SUBJECTS: dict[type[models.Model], tuple[str, str, str]] = {
 """Model -> what it is called, the column that names it, and the column that describes it."""
 
 
-def record(
-    action: str, of: models.Model | None = None, *, user: Any = None, project: int | None = None, detail: str = ""
-) -> None:
+def record(action: str, of: models.Model | None = None, *, user: Any = None, detail: str = "") -> None:
     """Write down that this was done to the object ``of``: an :class:`Action`, or the activity of a kind of job.
-    ``user``: an account, or a name as it was typed; the default is who acts. ``project``: a key; the default is the
-    project of the object. Nothing is raised when the row cannot be stored: the line of the log says it all the same."""
+    ``user``: an account, or a name as it was typed; the default is who acts. Nothing is raised when the row cannot be
+    stored: the line of the log says it all the same."""
     actor = _actor.get()()
     user = actor.user if user is None else user
     account = user if getattr(user, "is_authenticated", False) else None
@@ -124,7 +122,7 @@ def record(
         user=account,
         user_name=(account.get_username() if account is not None else user if isinstance(user, str) else "")[:150],
         address=actor.address[:45],
-        project_id=project or _project_of(of),
+        project_id=_project_of(of),
         action=str(action),
         target=kind,
         code=code,

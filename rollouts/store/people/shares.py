@@ -40,13 +40,17 @@ def newest_shares(access: Access, limit: int, target: Shared | None = None) -> l
     """The links of the projects that somebody may see, newest first, each with its target and its owner. ``target``:
     only the links to that object; those of a run include the links to its trajectories."""
     links = access.limit(_links())
-    if isinstance(target, Run):
-        links = links.filter(Q(run=target) | Q(trajectory__run=target))
-    elif isinstance(target, StoredTrajectory):
-        links = links.filter(Q(trajectory=target) | Q(run_id=target.run_id))
-    elif target is not None:
-        links = links.filter(check_result=target)
+    if target is not None:
+        below = Q(trajectory__run=target) if isinstance(target, Run) else Q()
+        links = links.filter(_opens(target) | below)
     return list(links.order_by("-pk")[:limit])
+
+
+def _opens(target: Shared) -> Q:
+    """The links that open an object. A link to a run also opens its trajectories."""
+    if isinstance(target, StoredTrajectory):
+        return Q(trajectory=target) | Q(run_id=target.run_id)
+    return Q(run=target) if isinstance(target, Run) else Q(check_result=target)
 
 
 def find_share(**column: Any) -> ShareLink | None:
@@ -57,14 +61,7 @@ def find_share(**column: Any) -> ShareLink | None:
 def shares_of(target: Shared, keys: Iterable[int]) -> list[ShareLink]:
     """The links with these keys that open the target. A link to a run also opens its trajectories. A link to some
     tokens opens its own page alone, so that it is none of them."""
-    match: Q
-    if isinstance(target, Run):
-        match = Q(run=target)
-    elif isinstance(target, StoredTrajectory):
-        match = Q(trajectory=target) | Q(run_id=target.run_id)
-    else:
-        match = Q(check_result=target)
-    return list(_with_makers(ShareLink.objects.filter(match, pk__in=list(keys), row_index=None)))
+    return list(_with_makers(ShareLink.objects.filter(_opens(target), pk__in=list(keys), row_index=None)))
 
 
 def token_hash(token: str) -> str:

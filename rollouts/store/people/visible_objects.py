@@ -6,7 +6,7 @@ from typing import Any
 from django.db.models import Q, QuerySet
 
 from rollouts.store.models import Job, Run, StoredFinding, StoredTrajectory, TemplateCheck
-from rollouts.store.paging import CursorPart, cut_part, read_cursor
+from rollouts.store.paging import ListPart, cut_part, read_cursor
 from rollouts.store.people.access import Access
 
 _CODE = re.compile(r"[0-9a-z]{4,64}\Z")
@@ -54,14 +54,14 @@ def _jobs() -> QuerySet[Job]:
     ).defer("report", "replay__report", "template_check__report", "template_check__question", "parser_audit__report")
 
 
-def visible_jobs(access: Access, columns: dict[str, str], cursor: str, limit: int) -> CursorPart[Job]:
+def visible_jobs(access: Access, columns: dict[str, str], cursor: str, limit: int) -> ListPart[Job]:
     """The jobs with these columns, newest first; an empty value filters nothing. One query. Raises ``ValueError`` for a
     cursor that cannot be read."""
     jobs = access.limit(_jobs(), *SUBJECTS).filter(**{name: value for name, value in columns.items() if value})
     return _newest("jobs", jobs, cursor, limit)
 
 
-def visible_checks(access: Access, cursor: str, limit: int) -> CursorPart[TemplateCheck]:
+def visible_checks(access: Access, cursor: str, limit: int) -> ListPart[TemplateCheck]:
     """The template checks by the time they were first asked for, newest first, without reports. One query. Raises
     ``ValueError`` for a cursor that cannot be read."""
     related = ("tokenizer", "chat_template", "job", "project")
@@ -69,7 +69,7 @@ def visible_checks(access: Access, cursor: str, limit: int) -> CursorPart[Templa
     return _newest("checks", access.limit(checks), cursor, limit)
 
 
-def visible_trajectories(access: Access, text: str, cursor: str, limit: int) -> CursorPart[StoredTrajectory]:
+def visible_trajectories(access: Access, text: str, cursor: str, limit: int) -> ListPart[StoredTrajectory]:
     """The trajectories whose external id holds a text, or whose code or group it is, newest first. One query. Raises
     ``ValueError`` for a cursor that cannot be read."""
     matches = Q(external_id__icontains=text) | Q(code=text) | Q(group=text)
@@ -77,7 +77,7 @@ def visible_trajectories(access: Access, text: str, cursor: str, limit: int) -> 
     return _newest("trajectories", trajectories, cursor, limit)
 
 
-def findings_of_run(run: Run, columns: dict[str, str], cursor: str, limit: int) -> CursorPart[StoredFinding]:
+def findings_of_run(run: Run, columns: dict[str, str], cursor: str, limit: int) -> ListPart[StoredFinding]:
     """The findings of a run with these columns, in the order of storing, with their trajectories. One query. Raises
     ``ValueError`` for a cursor that cannot be read."""
     findings = run.findings.select_related("trajectory").defer("expected_ids", "actual_ids")
@@ -87,7 +87,7 @@ def findings_of_run(run: Run, columns: dict[str, str], cursor: str, limit: int) 
     return cut_part("findings", list(findings.order_by("pk")[: limit + 1]), limit, lambda finding: (finding.pk,))
 
 
-def _newest(name: str, records: QuerySet[Any], cursor: str, limit: int) -> CursorPart[Any]:
+def _newest(name: str, records: QuerySet[Any], cursor: str, limit: int) -> ListPart[Any]:
     if last := read_cursor(cursor, name, int):
         records = records.filter(pk__lt=last[0])
     return cut_part(name, list(records.order_by("-pk")[: limit + 1]), limit, lambda item: (item.pk,))

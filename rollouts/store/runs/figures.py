@@ -1,19 +1,19 @@
 """The figures of a run: its summary, and the cost of its findings. A large run stores them when it ends."""
 
 import hashlib
-import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from django.db.models import Count, F, IntegerField, Max, Q, Sum, Value
 from django.db.models.functions import Cast, Floor
 
 from rollout_inspector.diagnose.finding import Severity
 from rollout_inspector.streams.figures import lost_or_wrong, trained_otherwise
 from rollouts.store.models import Run, RunFigures, StoredFinding, StoredTrajectory
-from rollouts.store.runs.run_summary import NOT_INFO, RunSummary, cost_sum, count_severities, run_summary, summary_from
+from rollouts.store.runs.run_summary import NOT_INFO, RunSummary, cost_sum, count_severities, run_summary
 
 VERSION = 5  # Goes up when the rules of counting change.
 LARGE = 5_000  # With more trajectories, counting is too slow for a page.
@@ -85,10 +85,9 @@ def count(run: Run) -> dict[str, Any]:
     kinds = run_kinds(run)
     spreads = {kind: run_spread(run, kind) for kind in ("", *(cost.kind for cost in kinds))}
     body = {
-        "summary": asdict(run_summary(run)), "kinds": [asdict(cost) for cost in kinds], "spreads": spreads,
-        "totals": asdict(run_totals(run)),
+        "summary": run_summary(run), "kinds": kinds, "spreads": spreads, "totals": run_totals(run),
     }
-    return dict(json.loads(json.dumps(body)))
+    return dict(msgspec.to_builtins(body))
 
 
 def stored_figures(run: Run) -> dict[str, Any] | None:
@@ -98,7 +97,7 @@ def stored_figures(run: Run) -> dict[str, Any] | None:
 
 
 def summary_in(body: dict[str, Any]) -> RunSummary:
-    return summary_from(body["summary"])
+    return msgspec.convert(body["summary"], RunSummary)
 
 
 def severities_of(runs: Sequence[Run]) -> dict[int, dict[str, int]]:
@@ -123,8 +122,7 @@ def severities_of(runs: Sequence[Run]) -> dict[int, dict[str, int]]:
 
 def cost_in(body: dict[str, Any], kind: str) -> RunCost:
     place = body["spreads"].get(kind) or {"by_step": [], "steps_beyond": 0, "along": [0] * SLICES}
-    place = {**place, "by_step": [(step, n) for step, n in place["by_step"]]}
-    return RunCost([KindCost(**cost) for cost in body["kinds"]], TrainedTotals(**body["totals"]), **place)
+    return msgspec.convert({"kinds": body["kinds"], "totals": body["totals"], **place}, RunCost)
 
 
 def run_cost(run: Run, kind: str = "") -> RunCost:

@@ -14,7 +14,7 @@ from django.utils import timezone
 from rollout_inspector.diagnose.gap.figures import TRAINER_LOGPROBS, GapFigures, added, gap_of_rows
 from rollout_inspector.diagnose.gap.report import EnginePass
 from rollout_inspector.streams.prefix import merged_rows
-from rollout_inspector.streams.trajectory import NO_IDS, Floats, Row, Trajectory
+from rollout_inspector.streams.trajectory import NO_IDS, Floats, Row, Trajectory, is_teacher
 from rollouts.store.bulk import bare, insert_whole, reserve_keys
 from rollouts.store.models import Job, RowScores, Run, ScoredColumn, StoredTrajectory
 from rollouts.store.models.scored_columns import DECODED
@@ -110,15 +110,17 @@ class LogprobColumn:
 
 
 def columns_of(run: Run) -> list[LogprobColumn]:
-    """The columns of a run that can be compared: the sampler's, the trainer's, then the scored ones by their age. What
-    was recorded is looked for in the first :data:`SAMPLED_TRAJECTORIES` finished trajectories. Scored columns that are
-    not whole are left out. A fixed number of queries."""
+    """The columns of a run that can be compared: the sampler's, the trainer's, the teachers', then the scored ones by
+    their age. What was recorded is looked for in the first :data:`SAMPLED_TRAJECTORIES` finished trajectories. Scored
+    columns that are not whole are left out. A fixed number of queries."""
     done = run.trajectories.filter(status=StoredTrajectory.Status.DONE).order_by("index")
     values = load_trajectories(list(done[:SAMPLED_TRAJECTORIES]))
     rows = [row for value in values for row in value.rows or merged_rows(value.steps)]
     names = [SAMPLER] if any(row.logprobs is not None for row in rows) else []
     names += [name for name in TRAINER_LOGPROBS if any(name in row.columns for row in rows)]
     columns = [LogprobColumn(name, "sampler, as recorded" if name == SAMPLER else f"trainer, {name}") for name in names]
+    teachers = sorted({name for row in rows for name in row.columns if is_teacher(name)})
+    columns += [LogprobColumn(name, f"teacher, {name}") for name in teachers]
     return columns + [scored_value(column) for column in scored_columns(run) if column.finished_at is not None]
 
 
@@ -262,8 +264,9 @@ class NamedCause(NamedTuple):
 
 def newest_report(run: Run) -> tuple[str, int, str] | None:
     """Key of the newest report, trajectories that the run had finished then (0 = not told), and column of the trainer
-    (empty = as recorded). None = no report. One query."""
+    (empty = as recorded). None = no report. Those of a teacher are left out. One query."""
     done = run.jobs.filter(kind="gap", status=Job.Status.DONE, report__key__isnull=False).order_by("-pk")
+    done = done.exclude(options__has_key="teacher")
     for key, finished, compared in done.values_list("report__key", "report__finished", "report__compared")[:1]:
         return key, finished or 0, (compared or ["", ""])[1]
     return None

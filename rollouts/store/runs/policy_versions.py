@@ -91,13 +91,7 @@ def over_versions(run: Run) -> list[PolicyVersionLine]:
     if len({part[1] if part else None for part in parts}) == 1 and all(parts):
         numbers = {line.version: int(part[2]) for line, part in zip(figures, parts, strict=True) if part}
         figures.sort(key=lambda one: (numbers[one.version], one.version))
-    return [
-        PolicyVersionLine(
-            version=line.version, first_training_step=line.first_training_step,
-            last_training_step=line.last_training_step, **PolicyVersionLine.columns(line),
-        )
-        for line in figures
-    ]
+    return [PolicyVersionLine.of(line) for line in figures]
 
 
 def has_versions(run: Run) -> bool:

@@ -3,7 +3,6 @@
 import math
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
 
 from django.db.models import Avg, Count, F, FloatField, Max, Min, Q, QuerySet, Sum, Value
 from django.db.models.functions import Cast, Floor, Least
@@ -70,13 +69,6 @@ class RunSummary:
     """What each check of the diagnosis came to, over the trajectories that are done."""
     checks_unknown: int = 0
     """Trajectories that are done and whose checks are not known: an earlier version diagnosed them, or none yet."""
-
-
-def summary_from(values: dict[str, Any]) -> RunSummary:
-    """The summary from the dict that ``dataclasses.asdict`` made of it."""
-    bins = [RewardBin(**columns) for columns in values["reward_bins"]]
-    checks = [CheckTotal(**columns) for columns in values["checks"]]
-    return RunSummary(**{**values, "reward_bins": bins, "checks": checks})
 
 
 def check_totals(found: QuerySet[models.StoredTrajectory]) -> tuple[dict[str, int], list[CheckTotal], int]:

@@ -17,7 +17,7 @@ from rollout_inspector.refusal import Refusal
 from rollouts.store import models
 from rollouts.store.jobs.jobs import JobLost, is_active, is_silent
 from rollouts.store.models import ACTIVE, Job, Project, Run, RunTag, ShareLink, StoredTrajectory, TokenSegment
-from rollouts.store.paging import CursorPart, cut_part, read_cursor
+from rollouts.store.paging import ListPart, cut_part, read_cursor
 from rollouts.store.people.access import Access
 from rollouts.store.people.activity_log import Action, record
 from rollouts.store.people.members import key_of
@@ -44,7 +44,7 @@ class RunFilters:
     tag: str = ""  # A whole tag.
 
 
-def visible_runs(access: Access, filters: RunFilters, cursor: str, limit: int) -> CursorPart[models.Run]:
+def visible_runs(access: Access, filters: RunFilters, cursor: str, limit: int) -> ListPart[models.Run]:
     """The runs that may be seen and pass, newest first, with their projects. One query. Raises ``ValueError`` for a
     cursor that cannot be read."""
     runs = _filtered(access.limit(models.Run.objects.select_related("project")), filters)

@@ -173,27 +173,28 @@ class FiguresLine:
     last: int | None
     """Position of the last one."""
 
-    @staticmethod
-    def columns(held: CountedFigures) -> dict[str, Any]:
-        """The fields of this class from what is stored."""
-        n, n_steps, n_rewards = held.n_trajectories, held.n_steps, held.n_rewards
-        return {
-            "trajectories": n,
-            "broken": held.n_broken,
-            "findings": held.finding_counts,
-            "tokens_per_trajectory": share(held.n_tokens, n),
-            "sampled": held.n_sampled,
-            "lost": held.n_lost,
-            "repaid": held.n_repaid if n_steps else None,
-            "rows_per_call": rows_per_call(held.n_rows, n_steps),
-            "truncated": held.n_truncated,
-            "reward_mean": reward_mean(held.reward_sum, n_rewards),
-            "groups": held.n_groups,
-            "same_reward": held.n_same_reward,
-            "gap": held.gap,
-            "first": held.first_index,
-            "last": held.last_index,
-        }
+    @classmethod
+    def of(cls, held: CountedFigures) -> Self:
+        """The line of what is stored. The fields of a class below have the names of columns."""
+        n_steps = held.n_steps
+        return cls(
+            trajectories=held.n_trajectories,
+            broken=held.n_broken,
+            findings=held.finding_counts,
+            tokens_per_trajectory=share(held.n_tokens, held.n_trajectories),
+            sampled=held.n_sampled,
+            lost=held.n_lost,
+            repaid=held.n_repaid if n_steps else None,
+            rows_per_call=rows_per_call(held.n_rows, n_steps),
+            truncated=held.n_truncated,
+            reward_mean=reward_mean(held.reward_sum, held.n_rewards),
+            groups=held.n_groups,
+            same_reward=held.n_same_reward,
+            gap=held.gap,
+            first=held.first_index,
+            last=held.last_index,
+            **{name: getattr(held, name) for name in cls.__annotations__},
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,10 +203,6 @@ class TrainingStepLine(FiguresLine):
 
     training_step: int
     """The step of the trainer."""
-
-    @classmethod
-    def of(cls, held: TrainingStepFigures) -> Self:
-        return cls(training_step=held.training_step, **cls.columns(held))
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
 
 from django.db import transaction
 from django.db.models import Count, Min, Q, QuerySet
@@ -96,15 +95,9 @@ def find_finding_of_run(run: models.Run, kinds: Sequence[str]) -> models.StoredF
     return findings.only("kind", "evidence").order_by("pk").first()
 
 
-class KindPlace(NamedTuple):
-    """How many trajectories of a run have a kind of finding, and the code of the next of them; None = not read."""
-
-    n: int
-    next_code: str | None
-
-
-def places_of_kinds(trajectory: models.StoredTrajectory, kinds: Sequence[str]) -> dict[str, KindPlace]:
-    """Kind -> its place in the run. Behind the last trajectory that has it follows the first. Two queries."""
+def places_of_kinds(trajectory: models.StoredTrajectory, kinds: Sequence[str]) -> dict[str, tuple[int, str | None]]:
+    """Kind -> how many trajectories of the run have it, and the code of the next of them; None = there is no other.
+    Behind the last one follows the first. Two queries."""
     run, here = trajectory.run_id, trajectory.index
     findings = models.StoredFinding.objects.filter(run=run, kind__in=kinds).order_by().values_list("kind")
     rows = list(findings.annotate(
@@ -115,7 +108,7 @@ def places_of_kinds(trajectory: models.StoredTrajectory, kinds: Sequence[str]) -
     indices = {kind: first if later is None else later for kind, _, later, first in rows}
     trajectories = models.StoredTrajectory.objects.filter(run=run, index__in=set(indices.values()) - {here})
     codes = dict(trajectories.values_list("index", "code"))
-    return {kind: KindPlace(n, codes.get(indices[kind])) for kind, n, *_ in rows}
+    return {kind: (n, codes.get(indices[kind])) for kind, n, *_ in rows}
 
 
 def finding_kinds(trajectories: Sequence[models.StoredTrajectory]) -> dict[int, dict[str, str]]:

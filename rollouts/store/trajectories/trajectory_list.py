@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from django.db.models import Q, QuerySet
 
 from rollouts.store import models
-from rollouts.store.paging import CursorPart, cut_part
+from rollouts.store.paging import ListPart, cut_part
 from rollouts.store.parameters import SORTS
 from rollouts.store.trajectory_filters import TrajectoryFilters, filter_trajectories
 
@@ -19,7 +19,7 @@ MAX_COUNTED = 10_000  # What passes a filter is counted so far: it bounds what a
 
 def list_trajectories(
     run: models.Run, filters: TrajectoryFilters | None = None, sort: str = "index", after: str = "", limit: int = 50,
-) -> CursorPart[models.StoredTrajectory]:
+) -> ListPart[models.StoredTrajectory]:
     """A part of the list, by keyset. An unknown sort or a cursor that cannot be read starts at the beginning.
     Trajectories that lack what they are sorted by are last in both orders. One query for each stretch that the part
     touches: one in run order, at most three in another one."""

@@ -78,6 +78,7 @@ def test_without_the_package_it_is_listed_with_a_sentence(corpus: Path, monkeypa
 def test_the_extra_is_the_package_that_is_tested() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     (requirement,) = map(Requirement, extras["bridge"])
+    assert extras["renderers"] == extras["bridge"]
     pins = (ROOT / "tests/formats/requirements-trainers.txt").read_text().splitlines()
     (pin,) = [Requirement(line) for line in pins if line.startswith(f"{Bridge.package}==")]
     (version,) = [one.version for one in pin.specifier]

@@ -18,6 +18,7 @@ from rollout_inspector.text.chat_templates.probes.conversations import (
 from rollout_inspector.text.chat_templates.probes.delta_checks import DELTA_CHECKS
 from rollout_inspector.text.chat_templates.probes.generation_checks import generation_masks
 from rollout_inspector.text.chat_templates.probes.message_shape import MessageShape, Tool, find_message_shape
+from rollout_inspector.text.chat_templates.probes.parse_checks import parse_checks
 from rollout_inspector.text.chat_templates.probes.render_cache import CONTROL_SHAPE, CheckFunction, RenderCache
 from rollout_inspector.text.chat_templates.probes.report import (
     Check, CheckReport, CheckStatus, Purpose, verdicts, what_changed
@@ -149,7 +150,8 @@ def all_probes(cache: RenderCache, conversation: Sequence[Message] | None = None
 def all_checks(cache: RenderCache, conversation: Sequence[Message] | None = None) -> list[CheckFunction]:
     """Every check of a template, in the order of the report."""
     probes = (partial(check_append, probe) for probe in all_probes(cache, conversation))
-    return [check_tito_post, *probes, *DELTA_CHECKS, *CONTENT_CHECKS, *CLIENT_SHAPES, generation_masks]
+    parses = parse_checks(cache, append_probes(cache.form, cache.tools, cache.kwargs))
+    return [check_tito_post, *probes, *parses, *DELTA_CHECKS, *CONTENT_CHECKS, *CLIENT_SHAPES, generation_masks]
 
 
 def make_render_cache(
@@ -178,14 +180,16 @@ def make_render_cache(
 def check(
     tokenizer: TemplateTokenizer | None, chat_template: str, tools: Sequence[Tool] | None = None,
     kwargs: Mapping[str, Any] | None = None, conversation: Sequence[Message] | None = None, now: str = "",
+    renderer: TemplateRenderer | None = None,
 ) -> CheckReport:
     """Check a chat template; without a tokenizer at the level of text, characters in place of tokens. ``now``: an ISO
-    date and time that templates with a clock are told; empty = the real one. Raises :class:`RenderFailed` when the
-    template cannot be rendered at all: a syntax error, no end, no memory."""
-    renderer = TemplateRenderer(tokenizer, chat_template, now)
+    date and time that templates with a clock are told; empty = the real one. ``renderer``: takes the template's place.
+    Raises :class:`RenderFailed` when nothing can be rendered at all: a syntax error, no end, no memory."""
+    renderer = renderer or TemplateRenderer(tokenizer, chat_template, now)
     if problem := cannot_render(renderer, tools, kwargs):
         raise RenderFailed(problem)
     cache, notes = make_render_cache(renderer, tools, kwargs)
+    notes += renderer.notes
     if tokenizer is None:
         notes.append("Checked without a tokenizer: at the level of text only, with characters in place of tokens.")
     checks = cache.answer(all_checks(cache, conversation))

@@ -80,7 +80,7 @@ def bos_once(cache: RenderCache) -> Check:
 def dates(cache: RenderCache) -> Check:
     """Does the render depend on the day?"""
     question = Check("dates", "No date in the render", Purpose.REPRODUCIBLE)
-    if "strftime_now" not in cache.template:
+    if not cache.renderer.reads_clock:
         return question.ok("The template does not ask for the date.")
     conversations = [cache.conversation([system("SYSX1"), user("UQ1")], True), cache.conversation([user("UQ1")], True)]
     today = cache.renders(*conversations)
@@ -92,8 +92,9 @@ def dates(cache: RenderCache) -> Check:
             place = common_length(render.text, other.text)
             line = render.rendered.line_at(place)
             excerpt = quoted(render.text[render.text.rfind(" ", 0, max(0, place - 8)) + 1 :], 24)
+            where = "" if line is None else f", line {line}"
             detail = (
-                f"The render holds today's date ({excerpt}, line {line}): a run across midnight changes its prompts. "
+                f"The render holds today's date ({excerpt}{where}): a run across midnight changes its prompts. "
                 "Pass the date as a kwarg, or freeze the system text."
             )
             return question.broken(detail, line=line)

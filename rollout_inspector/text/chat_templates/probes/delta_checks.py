@@ -34,8 +34,9 @@ def seam(cache: RenderCache) -> Check:
     if not tail:
         return question.ok(f"The model stops at {stop!r} and the template writes nothing after it.")
     line = once.rendered.line_at(len(once.text) - 1)
+    where = "" if line is None else f" (line {line})"
     detail = (
-        f"The model stops at {stop!r}; the template then writes {tail!r} (line {line}), which nobody samples. A delta "
+        f"The model stops at {stop!r}; the template then writes {tail!r}{where}, which nobody samples. A delta "
         "must bring it, with mask 0: cut the dummy prefix at its last stop token."
     )
     return question.broken(detail, line=line)

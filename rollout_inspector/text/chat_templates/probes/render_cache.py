@@ -80,10 +80,10 @@ class RenderCache:
         conversations, self._wanted = self._wanted, {}
         self.seen |= conversations
         outcomes = self.renderer.render_many(list(conversations.values()), lines=True)
-        texts = list(dict.fromkeys(outcome.text for outcome in outcomes if outcome.ok))
+        texts = list(dict.fromkeys(outcome.text for outcome in outcomes if outcome.ok and outcome.ids is None))
         encoded = dict(zip(texts, self.codec.encode_batch(texts), strict=True))
         for (key, conversation), outcome in zip(conversations.items(), outcomes, strict=True):
-            ids = encoded[outcome.text] if outcome.ok else NO_IDS
+            ids = outcome.ids if outcome.ids is not None else encoded.get(outcome.text, NO_IDS)
             self._renders[key] = RenderSide(conversation, self.codec, outcome, ids)
 
     def answer(self, checks: Sequence[Callable[[RenderCache], T]]) -> list[T]:

@@ -26,6 +26,8 @@ class Purpose(StrEnum):
     PER_MESSAGE = "message by message"  # Rendering each message alone and joining equals rendering the conversation.
     MASKS = "masks from generation tags"  # ``{% generation %}`` marks exactly what the model sampled.
     REPRODUCIBLE = "no date in the render"  # No date in the render, one BOS.
+    PARSED_MESSAGES = "parse(render(m)) = m"  # A renderer that parses: its reply is what its ids are parsed to.
+    PARSED_IDS = "render(parse(ids)) = ids"  # And what the ids are parsed to is rendered to the same ids.
     CLIENTS = "what clients send"  # The forms of messages that clients and agents really send are rendered alike.
     FACTS = "good to know"  # Properties that neither pass nor fail for training.
 

@@ -16,13 +16,14 @@ import time
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from rollout_inspector.streams.interfaces import RenderFailed
+from rollout_inspector.streams.trajectory import Ids
 from rollout_inspector.text.processes import Late, LimitedProcess, ProcessEnded
 
 CPU_SECONDS = 2
@@ -68,6 +69,7 @@ class Rendered:
     tracked_spans: tuple[tuple[int, int], ...] = ()
     """The same as ``transformers`` counts them, which is wrong inside macros."""
     series: tuple[Rendered, ...] = ()  # Of a series: the outcome of each render.
+    ids: Ids | None = field(default=None, compare=False)  # Of a renderer that writes ids; None = the text is encoded.
 
     @property
     def ok(self) -> bool:

@@ -2,14 +2,15 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
 from rollout_inspector.streams.interfaces import Codec, Conversation, RenderFailed
 from rollout_inspector.streams.recorded_renders import NOW
-from rollout_inspector.streams.trajectory import Ids
+from rollout_inspector.streams.strategies.protocol import Extends
+from rollout_inspector.streams.trajectory import Ids, Message
 from rollout_inspector.text.chat_templates.jinja_source.scan import switches
 from rollout_inspector.text.chat_templates.sandbox import client
 from rollout_inspector.text.processes import Faults
@@ -38,6 +39,10 @@ class TemplateRenderer:
     """Implements :class:`rollout_inspector.streams.interfaces.Renderer`; every render runs in the sandbox. Short
     renders are remembered: the trajectories of a prompt begin alike, and rules render the same few words."""
 
+    notes: Sequence[str] = ()  # What a report says of it.
+    bridge: Callable[[Mapping[str, Any]], Extends] | None = None  # What extends a stream; None = a template cannot.
+    parse: Callable[..., Message] | None = None  # What reads a reply; None = a template cannot.
+
     def __init__(
         self, tokenizer: TemplateTokenizer | None, chat_template: str, now: str = "", faults: Faults | None = None
     ) -> None:
@@ -45,6 +50,7 @@ class TemplateRenderer:
         self.tokenizer = tokenizer
         self.chat_template = chat_template
         self.chat_template_sha256 = hashlib.sha256(chat_template.encode("utf-8", "surrogatepass")).hexdigest()
+        self.reads_clock = "strftime_now" in chat_template  # Whether a render may hold today's date.
         self._clock = {NOW: now} if now else {}
         self._faults = faults or Faults()
         self._recent: dict[str, _Render] = {}
@@ -98,7 +104,8 @@ class TemplateRenderer:
     def _render(self, conversation: Conversation) -> _Render:
         key = self._recent_key(conversation)
         if (render := self._recent.get(key)) is None:
-            render = _Render(self.render_many([conversation])[0].or_raise())
+            rendered = self.render_many([conversation])[0].or_raise()
+            render = _Render(rendered, rendered.ids)
             if key and len(render.rendered.text) <= _RECENT_CHARACTERS:
                 if len(self._recent) >= _RECENT:
                     self._recent = {}
