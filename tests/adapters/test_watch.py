@@ -11,6 +11,7 @@ import pytest
 
 from rollout_inspector.client.adapters import folder_watch
 from rollout_inspector.client.adapters.folder_watch import STATE_NAME, FolderWatch
+from rollout_inspector.client.adapters.pushed_files import prefix_of
 from rollout_inspector.client.adapters.stream import RolloutStream
 from rollout_inspector.client.client import Client
 from rollout_inspector.commands.main import main
@@ -207,7 +208,7 @@ def test_a_line_without_an_end_is_refused_and_not_read_into_memory(
     write(tmp_path / "a.jsonl", "a", end=b"x" * 5000)
     said: list[str] = []
     watch = watched(server, tmp_path, said=said)
-    assert watch.once().refused == 1 and watch.once().refused == 1 and "A line has more than" in said[-1]
+    assert watch.once()["refused"] == 1 and watch.once()["refused"] == 1 and "A line has more than" in said[-1]
 
 
 def test_fragments_that_a_trainer_left_are_sent_by_the_command(server: FakeServer, tmp_path: Path, capsys: Any) -> None:
@@ -229,7 +230,7 @@ def test_fragments_that_a_trainer_left_are_sent_by_the_command(server: FakeServe
 def test_long_and_odd_paths_become_prefixes_that_the_server_takes(server: FakeServer, tmp_path: Path) -> None:
     watch = watched(server, tmp_path)
     keys = [f"{'long' * 30}/{n}/a.jsonl" for n in range(2)] + ["step_1/a.b.jsonl", "a\nb.jsonl"]
-    prefixes = [watch._prefix(key) for key in keys]
+    prefixes = [prefix_of(key) for key in keys]
     assert len(set(prefixes)) == 4 and all(len(one) <= 60 and one.isprintable() for one in prefixes)
     assert prefixes[2] == "step_1/a/"
     assert watch.find_step("global_step_12_evals/gsm8k.jsonl") == 12 and watch.find_step("gsm8k.jsonl") is None
