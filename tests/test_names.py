@@ -29,7 +29,7 @@ CEILINGS: dict[str, int] = {
     "inspector.team": 3,
     "inspector.trajectories": 10,
     "inspector.web": 3,
-    "rollout_inspector.client": 3,
+    "rollout_inspector.client": 2,
     "rollout_inspector.diagnose": 1,
     "rollout_inspector.guard": 2,
     "rollouts.jobs": 1,

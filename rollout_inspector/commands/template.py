@@ -40,8 +40,8 @@ def run(options: Namespace) -> int:
         name = name_in_lock(path, options.lock) if lock is not None else ""
         tokenizer = options.tokenizer or None
         tokenizer = tokenizer if lock is None else tokenizer_in_lock(name, lock, options.lock, tokenizer)
-        named = load_template(path, tokenizer)
-        checked = check_template(path, *named, purposes=purposes, now=LOCK_TIME if lock is not None else "")
+        template = load_template(path, tokenizer)
+        checked = check_template(path, *template, purposes=purposes, now=LOCK_TIME if lock is not None else "")
         if lock is not None:
             checked = replace(checked, compared=compare_with_lock(checked, lock, name))
         reports.append(checked)

@@ -87,8 +87,8 @@ def read_gap(
     keys, trained, n_without = trajectories_with_gap(run, recorded=not trainer)
     if n_without:
         who = "1 trajectory has" if n_without == 1 else f"{n_without:,} trajectories have"
-        what = "no row with log-probabilities of both sides, each as long as its ids"
-        notes.append(f"{who} {what}; nothing is compared there.")
+        lack = "no row with log-probabilities of both sides, each as long as its ids"
+        notes.append(f"{who} {lack}; nothing is compared there.")
     every = max(1, math.ceil(trained / MAX_TOKENS))
     keys = keys[::every]
     done = 0
@@ -131,8 +131,9 @@ def do_job(job: Job, beat: Beat) -> None:
         raise Refusal(sentence)
     teacher = bool(job.options.get("teacher"))
     beat(n_done=0, n_total=run.n_finished)
-    say = lambda done, total: beat.now_and_then(n_done=done, n_total=total)  # noqa: E731
-    report = read_gap(run, say, **columns, teacher=teacher)
+    report = read_gap(
+        run, lambda done, total: beat.now_and_then(n_done=done, n_total=total), **columns, teacher=teacher
+    )
     if not end_job(job, Job.Status.DONE, report=report, n_done=report["trajectories"]):
         raise JobLost
     delete_earlier_jobs(job, "teacher")
