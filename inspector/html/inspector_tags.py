@@ -21,7 +21,7 @@ from rollout_inspector.streams.figures import percent_of
 from rollouts.gallery import EXAMPLES, Example
 from rollouts.store.models import Role, Run, StoredTrajectory, TemplateCheck
 from rollouts.store.runs.gallery import KEY
-from rollouts.store.runs.logprob_columns import RECENT, has_gap
+from rollouts.store.runs.logprob_columns import shows_gap
 from rollouts.store.runs.policy_versions import has_versions
 from rollouts.store.runs.runs import tags_of
 from rollouts.store.runs.training_steps import has_training_steps
@@ -233,7 +233,7 @@ def run_head(context: Context, here: str) -> dict[str, Any]:
         has_steps = has_training_steps(run)
         may_hold = {
             "run-training": has_steps or has_versions(run), "run-alarms": has_steps, "run-columns": run.n_tokens,
-            "run-gap": has_gap(run, RECENT), "run-cost": run.n_steps or values.findings,
+            "run-gap": shows_gap(run), "run-cost": run.n_steps or values.findings,
         }
         offered |= {name for name, has in may_hold.items() if has}
     parent: dict[str, Any] = context.flatten()  # type: ignore[assignment]

@@ -63,7 +63,7 @@ class _StrategySums:
             return
         value, advantage, findings, weights = counted
         common = common_advantage(value.rows) if value.rows else None
-        kinds = [replace(finding, step=None, row=None) for finding in {one.kind: one for one in findings}.values()]
+        kinds = [replace(finding, step=None, row=None) for finding in {item.kind: item for item in findings}.values()]
         rows = [with_columns_of(row, value.rows, with_advantages=common is None) for row in result.rows]
         self._before.append(weights)
         self._after.append(self._sums.add(value, rows, advantage if common is None else common, kinds))

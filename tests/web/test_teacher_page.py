@@ -57,6 +57,7 @@ def test_a_teacher_is_read_after_the_import_and_its_fault_is_on_the_page(run: Ru
         assert words in body, words
     report_of_page = body.split('id="weights"')[0]
     assert "Effective sample size" not in report_of_page and "trainer −" not in report_of_page
+    assert f"/runs/{run.code}/gap" in web.get(f"/runs/{run.code}").content.decode()
     assert web.get(f"/runs/{run.code}.json").json()["gap_causes"] == []  # it says nothing of trainer and sampler
 
 
@@ -94,7 +95,7 @@ def test_the_command_and_the_form_take_any_column_as_a_teacher(run: Run, web: Cl
     assert answer.status_code == 302 and answer["location"].endswith("/gap?teacher=1")
     assert Job.objects.get().options == columns | {"teacher": True}
     compared = web.get(f"/runs/{run.code}/columns", columns)
-    assert "as a teacher" in compared.content.decode()
+    assert "The second is a teacher" in compared.content.decode()
 
 
 def test_a_lens_shows_the_reverse_kl_of_each_token(run: Run, web: Client) -> None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from django.db import transaction
-from django.db.models import Count, QuerySet, Sum
+from django.db.models import Count, Exists, QuerySet, Sum
 from django.utils import timezone
 
 from rollout_inspector.diagnose.gap.figures import TRAINER_LOGPROBS, GapFigures, added, gap_of_rows
@@ -290,8 +290,18 @@ def has_gap(run: Run, recent: int | None = None) -> bool:
     """Whether a trajectory of a run has a gap. ``recent``: one of so many last ones, which is cheap in a large run."""
     if recent is None:
         return run.trajectories.exclude(gap=None).exists()
+    return _recent_with_gap(run, recent).exists()
+
+
+def shows_gap(run: Run) -> bool:
+    """Whether one of its last trajectories has a gap, or two of its columns were compared. One query."""
+    compared = Exists(run.jobs.filter(kind="gap"))
+    return Run.objects.filter(Exists(_recent_with_gap(run, RECENT)) | compared, pk=run.pk).exists()
+
+
+def _recent_with_gap(run: Run, recent: int) -> QuerySet[StoredTrajectory]:
     last = run.trajectories.order_by("-index").values("pk")[:recent]
-    return StoredTrajectory.objects.filter(pk__in=last).exclude(gap=None).exists()
+    return StoredTrajectory.objects.filter(pk__in=last).exclude(gap=None)
 
 
 def trajectories_with_gap(run: Run, recorded: bool) -> tuple[list[tuple[int, int]], int, int]:
