@@ -93,7 +93,7 @@ def test_an_unknown_name_is_refused_with_the_known_ones(ask: Ask, run: Run, quer
 def test_a_figure_that_changes_has_a_sentence_and_one_that_does_not_has_none(trained: Run) -> None:
     def said(broken: list[int]) -> list[str]:
         store_steps(trained, broken)
-        lines = over_training(trained).steps
+        lines = over_training(trained)[0]
         return changes_of(lines, [f"step {line.training_step}" for line in lines])
 
     assert said([0] * 10 + [9] * 10)[0] == "Broken trajectories: 0 before step 10, 0.9 from it on."

@@ -64,7 +64,7 @@ def test_they_load_once_and_show_their_training(monkeypatch: pytest.MonkeyPatch)
     call_command("load_gallery", "--training", stdout=out)
     run = Run.objects.get()
     assert (run.code, run.n_trajectories, run.status) == (code, 8 * STEPS, "done")
-    steps = over_training(run).steps
+    steps = over_training(run)[0]
     first, last = steps[0].gap, steps[-1].gap
     assert len(steps) == STEPS and first and last and first["mean_abs"] < 1e-4 < last["mean_abs"]  # type: ignore[operator]
     assert [one["cause"] for one in read_gap(run)["causes"]] == ["stale_cache"]

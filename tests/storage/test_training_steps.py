@@ -30,9 +30,9 @@ def test_figures_are_those_of_a_plain_count() -> None:
     run, made = create_run(Run.Kind.IMPORT, "r"), world()
     findings = save(run, made)
     take_training_steps(run)
-    found = over_training(run)
-    assert [line.training_step for line in found.steps] == [0, 1, 2, 3]
-    for line in found.steps:
+    lines, first_steps = over_training(run)
+    assert [line.training_step for line in lines] == [0, 1, 2, 3]
+    for line in lines:
         held = [one for one in made if one.training_step == line.training_step]
         kinds: Counter[str] = Counter(kind for one in held for kind in {f.kind for f in findings[one.external_id]})
         assert line.findings == kinds and line.trajectories == len(held) == 4
@@ -44,10 +44,10 @@ def test_figures_are_those_of_a_plain_count() -> None:
         assert line.sampled == sampled
         assert line.gap is not None and line.gap["tokens"] == 16
         assert line.gap["mean_abs"] == pytest.approx(0.1 * line.training_step, abs=1e-6)
-    first = {kind: min(one.training_step for one in found.steps if one.findings.get(kind)) for kind in found.began}
-    assert found.began == first and first
-    assert [line.training_step for line in over_training(run, 1, 2).steps] == [1, 2]
-    assert over_training(run, 3).began == found.began
+    first = {kind: min(one.training_step for one in lines if one.findings.get(kind)) for kind in first_steps}
+    assert first_steps == first and first
+    assert [line.training_step for line in over_training(run, 1, 2)[0]] == [1, 2]
+    assert over_training(run, 3)[1] == first_steps
 
 
 def test_counting_again_replaces_what_was_stored(django_assert_max_num_queries: Any) -> None:
@@ -60,7 +60,7 @@ def test_counting_again_replaces_what_was_stored(django_assert_max_num_queries: 
     assert over_training(run) == before
     run.trajectories.filter(training_step=3).delete()
     take_training_steps(run, {3})
-    assert over_training(run).steps == before.steps[:3]
+    assert over_training(run)[0] == before[0][:3]
     run.trajectories.all().delete()
     take_training_steps(run)
     assert not TrainingStepFigures.objects.exists()
@@ -72,24 +72,24 @@ def test_the_number_of_queries_does_not_grow_with_the_steps(django_assert_max_nu
     with django_assert_max_num_queries(15):
         take_training_steps(run)
     with django_assert_max_num_queries(1):
-        assert len(over_training(run).steps) == 30
+        assert len(over_training(run)[0]) == 30
 
 
 def test_pushed_data_is_counted_when_it_is_diagnosed() -> None:
     run, made = create_run(Run.Kind.IMPORT, "pushed"), world()
     add_new_trajectories(run, made[:6])
     _diagnose(run)
-    assert [(line.training_step, line.trajectories) for line in over_training(run).steps] == [(0, 4), (1, 2)]
+    assert [(line.training_step, line.trajectories) for line in over_training(run)[0]] == [(0, 4), (1, 2)]
     add_new_trajectories(run, made[6:])
     _diagnose(run)
-    assert count_due() == 0 and len(over_training(run).steps) == 2  # so soon after the last count
+    assert count_due() == 0 and len(over_training(run)[0]) == 2  # so soon after the last count
     wait(run)
     assert count_due() == 1 and count_due() == 0
     stored = over_training(run)
-    assert [line.trajectories for line in stored.steps] == [4] * 4
+    assert [line.trajectories for line in stored[0]] == [4] * 4
     take_training_steps(run)
     assert over_training(run) == stored
-    assert stored.steps[2].gap is not None and stored.steps[2].gap["mean_abs"] == pytest.approx(0.2, abs=1e-6)
+    assert stored[0][2].gap is not None and stored[0][2].gap["mean_abs"] == pytest.approx(0.2, abs=1e-6)
 
 
 def test_a_count_whose_worker_was_lost_is_made_again_and_what_came_meanwhile_is_due(monkeypatch: Any) -> None:
@@ -103,7 +103,7 @@ def test_a_count_whose_worker_was_lost_is_made_again_and_what_came_meanwhile_is_
         patched.setattr(policy_versions, "take_training_steps", lost)
         with pytest.raises(AssertionError, match="ConnectionError"):
             _diagnose(run)
-    assert not over_training(run).steps and count_due() == 0
+    assert not over_training(run)[0] and count_due() == 0
     wait(run)
 
     def meanwhile(run: Run, steps: Any) -> None:
@@ -113,9 +113,9 @@ def test_a_count_whose_worker_was_lost_is_made_again_and_what_came_meanwhile_is_
             note_pushed_diagnosed(run, run.trajectories.order_by("-pk")[0].pk)
 
     monkeypatch.setattr(policy_versions, "take_training_steps", meanwhile)
-    assert count_due() == 1 and len(over_training(run).steps) == 2
+    assert count_due() == 1 and len(over_training(run)[0]) == 2
     wait(run)
-    assert count_due() == 1 and [line.trajectories for line in over_training(run).steps] == [4] * 4
+    assert count_due() == 1 and [line.trajectories for line in over_training(run)[0]] == [4] * 4
 
 
 def wait(run: Run) -> None:
@@ -137,7 +137,7 @@ def test_the_command_prints_the_contract() -> None:
     out = io.StringIO()
     call_command("over_training", run.code, "--json", stdout=out)
     said = json.loads(out.getvalue())
-    assert set(said) == {"steps", "began"} and said["began"] == over_training(run).began
+    assert set(said) == {"steps", "began"} and said["began"] == over_training(run)[1]
     assert {"training_step", "trajectories", "findings", "gap"} <= set(said["steps"][0])
     assert said["steps"][2]["gap"].keys() == said["steps"][0]["gap"].keys() and said["began"]
     TrainingStepFigures.objects.filter(training_step=1).delete()

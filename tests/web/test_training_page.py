@@ -31,11 +31,11 @@ def run() -> Run:
 def test_page_and_twin_tell_the_stored_figures(web: Client, run: Run, django_assert_max_num_queries: Any) -> None:
     with django_assert_max_num_queries(14):
         body = web.get(f"/runs/{run.code}/training").content.decode()
-    found = over_training(run)
+    steps, first_steps = over_training(run)
     said = web.get(f"/runs/{run.code}/training.json").json()
-    assert said["began"] == found.began and [line["training_step"] for line in said["steps"]] == [0, 1, 2, 3]
-    assert said["without"] == 1 and said["steps"][2]["findings"] == found.steps[2].findings
-    kind = next(kind for kind, step in found.began.items() if step == 2)
+    assert said["began"] == first_steps and [line["training_step"] for line in said["steps"]] == [0, 1, 2, 3]
+    assert said["without"] == 1 and said["steps"][2]["findings"] == steps[2].findings
+    kind = next(kind for kind, step in first_steps.items() if step == 2)
     assert f"?finding={kind}&amp;training_min=2&amp;training_max=2" in body
     assert "4 training steps" in body and "1 trajectory of this run is in no chart" in body
     for field in ("broken/trajectories", "truncated/trajectories", "gap.p99", "same_reward/groups"):
@@ -47,7 +47,7 @@ def test_page_and_twin_tell_the_stored_figures(web: Client, run: Run, django_ass
 
 
 def test_a_kind_has_the_severity_of_its_findings_here(web: Client, run: Run) -> None:
-    kind = next(kind for kind, step in over_training(run).began.items() if step == 2)
+    kind = next(kind for kind, step in over_training(run)[1].items() if step == 2)
     StoredFinding.objects.filter(run=run, kind=kind).update(severity="info")
     body = web.get(f"/runs/{run.code}/training").content.decode()
     (line,) = (one for one in body.split("<li>") if f"?finding={kind}&amp;" in one)
@@ -63,7 +63,7 @@ def test_a_link_leads_to_the_trajectories_that_it_counts(web: Client, run: Run) 
 
 def test_a_part_of_the_steps(web: Client, run: Run) -> None:
     said = web.get(f"/runs/{run.code}/training.json?training_min=1&training_max=2").json()
-    assert [line["training_step"] for line in said["steps"]] == [1, 2] and said["began"] == over_training(run).began
+    assert [line["training_step"] for line in said["steps"]] == [1, 2] and said["began"] == over_training(run)[1]
     for query in ("training_min=9", "training_min=x", "training_min=-1&training_max=99999999999"):
         assert web.get(f"/runs/{run.code}/training?{query}").status_code == 200
     assert "in this range" in web.get(f"/runs/{run.code}/training?training_min=9").content.decode()
@@ -72,13 +72,13 @@ def test_a_part_of_the_steps(web: Client, run: Run) -> None:
 
 def test_each_chart_has_its_numbers_beside_it(web: Client, run: Run) -> None:
     body = web.get(f"/runs/{run.code}/training").content.decode()
-    charts = {chart.id: chart for chart in charts_of(over_training(run).steps)}
+    charts = {chart.id: chart for chart in charts_of(over_training(run)[0])}
     assert {"kinds", "gap", "largest", "tails", "groups"} <= set(charts)
     for name, chart in charts.items():
         beside = body.split(f'id="plot-{name}"')[1].split("</section>")[0]
         cells = re.findall(r'<t[hd][^>]*class="right">([^<]*)</t[hd]>', beside)
         expected = ["Step", *(label[0].upper() + label[1:] for label, _ in chart.series)]
-        for line in over_training(run).steps:
+        for line in over_training(run)[0]:
             expected += [str(line.training_step), *(decimal(value_at(line, path)) for _, path in chart.series)]
         assert cells == expected
 
@@ -119,7 +119,7 @@ def test_the_same_by_policy_version(web: Client, django_assert_max_num_queries: 
     said = web.get(f"/runs/{run.code}/training.json?by=version").json()
     assert said["by"] == "version" and said["steps"] == [] and said["without"] == 1
     assert [one["version"] for one in said["versions"]] == ["v7", "v8", "v9", "v10"]
-    by_step = {line.training_step: line for line in over_training(run).steps}
+    by_step = {line.training_step: line for line in over_training(run)[0]}
     for line in said["versions"]:
         step = 10 - int(line["version"][1:])
         assert (line["first_training_step"], line["last_training_step"]) == (step, step)

@@ -22,7 +22,7 @@ from rollouts.store.runs.logprob_columns import named_causes
 from rollouts.store.runs.muted import muted_in
 from rollouts.store.runs.policy_versions import PolicyVersionLine, has_versions, over_versions
 from rollouts.store.runs.training_steps import (
-    NOT_DECIDABLE, FiguresLine, OverTraining, TrainingStepLine, over_training, runs_beside, without_training_step
+    NOT_DECIDABLE, FiguresLine, TrainingStepLine, over_training, runs_beside, without_training_step
 )
 
 MAX_ROWS = 50  # Training steps that the table shows.
@@ -91,18 +91,18 @@ def training_of(
     run: Run, by_version: bool = False, least: int | None = None, most: int | None = None, notices: Sequence[str] = ()
 ) -> TrainingPage:
     """A run by training step, or by policy version. The number of queries does not depend on its size."""
-    figures = OverTraining([], {}) if by_version else over_training(run, least, most)
+    steps, first_steps = ([], {}) if by_version else over_training(run, least, most)
     versions = over_versions(run) if by_version else []
-    lines: Sequence[FiguresLine] = versions or figures.steps
+    lines: Sequence[FiguresLine] = versions or steps
     places = [f"policy version {line.version}" for line in versions]
     without = max(run.n_trajectories - sum(line.trajectories for line in versions), 0)
     return TrainingPage(
-        RunValues.of(run), figures.steps, figures.began, without if by_version else without_training_step(run),
+        RunValues.of(run), steps, first_steps, without if by_version else without_training_step(run),
         *((None, None) if by_version else (least, most)), sorted(muted_in(run)),
         by="version" if by_version else "step", versions=versions,
-        notices=[*notices, *axis_sentences(figures.steps)],
+        notices=[*notices, *axis_sentences(steps)],
         gap_causes=gap_causes(run, named_causes([run]).get(run.pk, [])),
-        changes=changes_of(lines, places or [f"training step {step.training_step:,}" for step in figures.steps]),
+        changes=changes_of(lines, places or [f"training step {step.training_step:,}" for step in steps]),
     )
 
 

@@ -18,19 +18,19 @@ class Command(TerminalCommand):
 
     def handle(self, *_: Any, **options: Any) -> None:
         run = run_named(options["run"])
-        training = over_training(run)
+        lines, first_steps = over_training(run)
         if options["json"]:
-            self.stdout.write(json.dumps(asdict(training)))
+            self.stdout.write(json.dumps({"steps": [asdict(line) for line in lines], "began": first_steps}))
             return
-        if not training.steps:
+        if not lines:
             self.stdout.write("No trajectory of this run has a training step. docs/formats.md says where one is read.")
             return
-        for line in training.steps:
+        for line in lines:
             self.stdout.write(_words(line))
-        for kind, step in training.began.items():
+        for kind, step in first_steps.items():
             if kind != NOT_DECIDABLE:  # no fault
                 self.stdout.write(f"{kind} begins at training step {step:,}.")
-        for sentence in axis_sentences(training.steps):
+        for sentence in axis_sentences(lines):
             self.stdout.write(sentence)
 
 

@@ -205,20 +205,15 @@ class TrainingStepLine(FiguresLine):
     """The step of the trainer."""
 
 
-@dataclass(frozen=True)
-class OverTraining:
-    """A run by training step."""
-
-    steps: list[TrainingStepLine]  # In order. A step without trajectories is left out.
-    began: dict[str, int]  # Kind of a finding -> the first training step that has it, the earliest first.
-
-
-def over_training(run: Run, least: int | None = None, most: int | None = None) -> OverTraining:
-    """The stored figures of a run by training step. ``began`` looks at all steps, whatever part is asked for."""
+def over_training(
+    run: Run, least: int | None = None, most: int | None = None
+) -> tuple[list[TrainingStepLine], dict[str, int]]:
+    """The stored figures of a run by training step, in order; a step without trajectories is left out. And each kind of
+    a finding -> the first step of all that has it, the earliest first. One query."""
     stored = list(TrainingStepFigures.objects.filter(run=run).order_by("training_step"))
     low, high = -1 if least is None else least, MAX_STEP if most is None else most
     lines = [TrainingStepLine.of(figures) for figures in stored if low <= figures.training_step <= high]
-    return OverTraining(lines, began(stored))
+    return lines, began(stored)
 
 
 def training_steps_of(
