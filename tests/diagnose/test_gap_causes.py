@@ -143,7 +143,9 @@ def test_measures_and_confident_disagreements() -> None:
     (confident,) = report["confident"]
     assert (confident["trajectory"], confident["row"], confident["offset"]) == ("a", 0, 1)
     assert report["confident_tokens"] == 1
-    assert [line["confident"] for line in report["parts"]["position in the completion"]] == [0, 1, 0]
+    lines = report["parts"]["position in the completion"]
+    assert [line["confident"] for line in lines] == [0, 1, 0]
+    assert [(line["low"], line["high"]) for line in lines] == [(0, 0), (1, 0), (1, 0)]  # d: 0, -2.4, 0 and -3
     empty = gap_report(GapCollector().done())
     assert set(empty["measures"].values()) == {None} and empty["confident"] == []
 

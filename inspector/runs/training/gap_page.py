@@ -133,7 +133,7 @@ def _bitwise(report: Mapping[str, Any]) -> str:
 
 
 def _line(one: Mapping[str, Any]) -> dict[str, Any]:
-    return {"confident": None, **one, "percent": percent_of(one["share"], 1)}
+    return {"confident": None, "low": None, "high": None, **one, "percent": percent_of(one["share"], 1)}
 
 
 def _token(one: Mapping[str, Any]) -> dict[str, Any]:

@@ -72,6 +72,7 @@ VERSION = 6  # Raise it when a report says other things than before: stored ones
 MAX_WORST = 50  # Tokens that a report lists, those of the greatest absolute d.
 MAX_IDS = 20  # Token ids that a report lists, those that hold most of the gap.
 MAX_PARTS = 24  # Lines of a table.
+TAIL = float(np.log(2))  # Both tails of d: half of the sampler's probability at most, or twice as much.
 _EDGES = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096, 16384, 65536)
 """Where the lines of a table over positions begin."""
 
@@ -144,10 +145,10 @@ def gap_report(tokens: GapTokens, replays: Sequence[EnginePass] = (), teacher: b
     """All that a page says of the gap of a run. ``replays``: what engines said of it later, the sampler's own first.
 
     ``mean_abs``, ``k1``, ``k2``, ``k3`` are means over tokens, in nats, and ``ratio`` is the mean importance ratio
-    ``exp(d)``; None without compared tokens. A ``parts`` table
-    has a line for each part: its name, its tokens, their mean absolute d, the mean of d, its share of the gap, and its
-    confident disagreements. ``measures`` are what recipes accept a run by, see :func:`_measures`. ``confident`` lists
-    the worst confident disagreements, and ``confident_tokens`` counts all of them. ``decidable_now``: cause -> whether
+    ``exp(d)``; None without compared tokens. A ``parts`` table has a line for each part: name, tokens, mean absolute d,
+    mean of d, share of the gap, confident disagreements, and the tokens of both tails. ``measures`` are what recipes
+    accept a run by, see :func:`_measures`. ``confident`` lists the worst confident disagreements, and
+    ``confident_tokens`` counts all of them. ``decidable_now``: cause -> whether
     the rows of one training step decide it.
 
     ``teacher``: the trainer's column is a teacher's. The causes are then faults of such a column, and the value of that
@@ -279,13 +280,16 @@ def _lines(tokens: GapTokens, part: NDArray[Any], name: Callable[[int], str]) ->
     counts = np.bincount(shifted)
     sizes = np.bincount(shifted, weights=tokens.size)
     sums = np.bincount(shifted, weights=tokens.d)
-    confident = np.bincount(shifted[tokens.confident], minlength=len(counts))
+    confident, low, high = (
+        np.bincount(shifted[where], minlength=len(counts)).tolist()
+        for where in (tokens.confident, tokens.d <= -TAIL, tokens.d >= TAIL)
+    )
     whole = float(sizes.sum()) or 1.0
     return [
         {
             "name": name(int(index) + least), "tokens": int(counts[index]),
             "mean_abs": float(sizes[index] / counts[index]), "mean": float(sums[index] / counts[index]),
-            "share": float(sizes[index] / whole), "confident": int(confident[index]),
+            "share": float(sizes[index] / whole), "confident": confident[index], "low": low[index], "high": high[index],
         }
         for index in np.flatnonzero(counts)
     ]
