@@ -19,7 +19,7 @@ from typing import IO
 
 from tests.conftest import DATABASE_FOLDERS, STORAGE_FOLDERS, WORK_FOLDERS
 
-PASSES = 4
+PASSES = 3
 """How many parts run side by side on two processors: tests of workers and servers mostly wait."""
 NO_TESTS = 5
 """Pytest's exit status when none of the chosen tests is in a part."""
@@ -117,7 +117,7 @@ def main() -> int:
     base.pop("PYTHONDONTWRITEBYTECODE", None)  # each part and each process of a test would compile everything again
     quiet = ["-q", "-p", "no:cacheprovider", "--durations=15", "--durations-min=5"]
     pytest = [sys.executable, "-m", "pytest", *quiet, *options.rest]
-    parts = deque([PLAIN, PAGES, WORK])  # the longest first
+    parts = deque([PAGES, WORK, PLAIN])  # the longest first
     if postgres_answers(options.postgres):
         url, doors = options.postgres, tuple(name for name in DATABASE_FOLDERS if name not in STORAGE_FOLDERS)
         parts.append(Part("storage again", "storage and workers, on PostgreSQL", url, STORAGE_FOLDERS))
