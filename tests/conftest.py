@@ -575,12 +575,16 @@ def slow_model(tiny_tokenizer: Path, settings: object, model_gate: ModelGate) ->
 
 
 def wait_until(condition: Callable[[], bool], seconds: float, what: str | Callable[[], str]) -> None:
-    """Poll until the condition holds; fail the test with `what` when it does not in time."""
-    deadline = time.monotonic() + seconds
+    """Poll until the condition holds; fail the test with `what` when it does not in time.
+
+    The pauses grow to a quarter of a second: most conditions ask the database, and what they wait for needs the cores.
+    """
+    deadline, pause = time.monotonic() + seconds, 0.02
     while not condition():
         if time.monotonic() > deadline:
             pytest.fail(f"after {seconds:g} s it was still not so that {what() if callable(what) else what}")
-        time.sleep(0.02)
+        time.sleep(pause)
+        pause = min(pause * 1.2, 0.25)
 
 
 @pytest.fixture(scope="session")

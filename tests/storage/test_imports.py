@@ -320,6 +320,7 @@ def mutations(n: int, seed: int) -> Callable[[], Any]:
     return make
 
 
+@pytest.mark.sqlite_only  # test_bad_files.py does the same on any database
 def test_a_thousand_mutations_raise_nothing_and_store_nothing_by_halves(db: None) -> None:
 
     n = 250 if connection.vendor == "postgresql" else 1000  # what the reader makes of them is the same

@@ -158,6 +158,7 @@ def ready(places: Places, route: str) -> None:
         Tokenizer.objects.filter(project__code=places.values["project"]).delete()
 
 
+@pytest.mark.sqlite_only  # who may do what is the same on any database
 def test_what_somebody_changes_is_written_down(places: Places, tiny_tokenizer: Path) -> None:
     """A door that changes something, and of which the audit log says nothing, fails here."""
     unsaid = []
@@ -282,6 +283,7 @@ FORM = re.compile(r'<form\b[^>]*method="post"[^>]*>.*?</form>', re.DOTALL)
 INPUT = re.compile(r"<input\b[^>]*>")
 
 
+@pytest.mark.sqlite_only  # who may do what is the same on any database
 @pytest.mark.parametrize("caller", [name for name in PEOPLE if name not in ("visitor", "foreign", "server")])
 def test_what_a_page_offers_may_be_pressed(places: Places, caller: str) -> None:
     """Members saw buttons at what others had made, which answered 403."""

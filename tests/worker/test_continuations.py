@@ -154,6 +154,7 @@ class TestAFork:
 
 
 class TestTheGallery:
+    @pytest.mark.sqlite_only  # TestAFork stores forks on any database
     def test_both_forks_of_pair_a_break_have_the_same_seeds(self) -> None:
         run = gallery.load()
         trajectory = run.trajectories.select_related("run").get(external_id="tokenizer_mismatch")
@@ -176,6 +177,7 @@ class TestTheGallery:
         assert not np.array_equal(*prompts)
         assert [figures.finding for figures in fork_figures(sides)] == [1, 1]
 
+    @pytest.mark.sqlite_only  # TestAFork stores forks on any database
     def test_every_kind_has_two_sides_or_a_sentence_why_not(self) -> None:
         run = gallery.load()
         n_sides, sentences = 0, set()
@@ -211,6 +213,7 @@ class TestTheGallery:
             forks.fork(trajectory, ForkSettings(finding=1), enqueue=False)
 
 
+@pytest.mark.sqlite_only  # TestAFork stores forks on any database
 def test_the_command_prints_the_contract(parent: StoredTrajectory) -> None:
     out = io.StringIO()
     at = read_steps(parent)[0].prompt_length

@@ -58,6 +58,7 @@ def test_our_own_format_names_the_tokenizer_of_the_run(run: models.Run, tmp_path
         assert again.tokenizer == run.tokenizer and "not_decidable" not in again.finding_counts
 
 
+@pytest.mark.sqlite_only  # its queries are those of the other exports
 def test_a_strategy_gives_its_own_rows(run: models.Run, tmp_path: Path) -> None:
     steps = sum(len(value.steps) for value in load_trajectories(list(run.trajectories.all())))
     merged = json.loads(export(run, "skyrl", tmp_path, "--strategy", "tool_delta"))
@@ -71,6 +72,7 @@ def test_a_strategy_gives_its_own_rows(run: models.Run, tmp_path: Path) -> None:
     assert [len(json.loads(line)["input_ids"]) for line in lines] == [4000] * run.n_trajectories
 
 
+@pytest.mark.sqlite_only  # its queries are those of the other exports
 def test_a_strategy_renders_many_trajectories_at_once(
     run: models.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,6 +152,7 @@ def test_a_strategy_needs_a_tokenizer_and_messages(tmp_path: Path, run: models.R
         export(bare.trajectories.get(external_id="b"), "verl", tmp_path, "--strategy", "tool_delta", "--force")
 
 
+@pytest.mark.sqlite_only  # its queries are those of the other exports
 def test_the_stored_finding_says_why_there_is_more_than_one_row(tmp_path: Path) -> None:
     run = create_run(models.Run.Kind.IMPORT, "r")
     found = Finding(Axis.STREAM, "boundary_merge", Severity.ERROR, step=1, evidence="Two tokens became one.")

@@ -157,6 +157,7 @@ class TestTheWork:
         said = done_run(prompts=1, group=1).settings
         assert said["tool_calls"] == "the tokenizer's response template" and said["tool_calls_note"] == ""
 
+    @pytest.mark.sqlite_only  # the engine and the templates ask no database
     def test_a_parser_that_cannot_be_had_ends_the_run_with_a_sentence(
         self, settings: Any, tiny_tokenizer: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -168,6 +169,7 @@ class TestTheWork:
         run = done_run(prompts=1, group=1)
         assert run.status == "failed" and "lacks the package vllm" in run.error
 
+    @pytest.mark.sqlite_only  # the engine and the templates ask no database
     def test_a_run_is_repeatable_by_its_seed(self) -> None:
         def streams(run: Run) -> list[list[list[int]]]:
             return [
@@ -223,6 +225,7 @@ class TestTheWork:
         assert run.status == "failed" and "MemoryError: no block is free" in run.error
         assert set(run.trajectories.values_list("status", flat=True)) == {"failed"}
 
+    @pytest.mark.sqlite_only  # the engine and the templates ask no database
     def test_a_template_that_is_not_prefix_preserving_is_refused_before_anything_is_sampled(self) -> None:
         run = launch(LaunchSettings(**SMALL), enqueue=False)
         assert run.chat_template is not None
@@ -238,6 +241,7 @@ class TestTheWork:
         assert finding.expected_text != finding.actual_text and "<think>" in finding.actual_text
         assert "repaired template" in finding.remedy and finding.trajectory.worst_severity == "error"
 
+    @pytest.mark.sqlite_only  # the engine and the templates ask no database
     def test_the_worker_asks_for_the_repair_of_a_refused_template(self, sent: list[int]) -> None:
         run = launch(LaunchSettings(**SMALL), enqueue=False)
         assert run.chat_template is not None
@@ -253,6 +257,7 @@ class TestTheWork:
         run_rollouts.run_rollouts(launch(LaunchSettings(**SMALL), enqueue=False).pk)
         assert len(sent) == 1
 
+    @pytest.mark.sqlite_only  # the engine and the templates ask no database
     def test_rows_of_another_template_hold_the_sampled_tokens_and_its_scaffold(self) -> None:
         own = launch(LaunchSettings(**SMALL), enqueue=False).chat_template
         assert own is not None
@@ -276,6 +281,7 @@ class TestTheWork:
             assert [one.ids.tolist() for one in made.rows] == [row.ids.tolist()]
         assert several
 
+    @pytest.mark.sqlite_only  # the engine and the templates ask no database
     def test_a_template_of_the_rows_that_rewrites_is_refused_by_name(self) -> None:
         own = launch(LaunchSettings(**SMALL), enqueue=False).chat_template
         assert own is not None
@@ -284,6 +290,7 @@ class TestTheWork:
         assert run.status == "failed" and "The chat template of the rows: " in run.error and run.n_steps == 0
         assert run.finding_counts == {"template_not_append_only": 6}
 
+    @pytest.mark.sqlite_only  # the engine and the templates ask no database
     def test_retokenize_asks_for_generation_tags_where_its_rows_come_from(self) -> None:
         own = launch(LaunchSettings(**SMALL), enqueue=False).chat_template
         assert own is not None and "{%- generation -%}" in own.text
@@ -293,6 +300,7 @@ class TestTheWork:
         run = done_run(strategy="retokenize", chat_template=prompts, rows_chat_template=own.sha256)
         assert (run.status, run.n_failed) == ("done", 0)
 
+    @pytest.mark.sqlite_only  # the engine and the templates ask no database
     @pytest.mark.parametrize(("mode", "found"), [("strict", True), ("ignore_whitespace", False), ("off", False)])
     def test_a_finished_stream_is_compared_in_the_mode_of_its_launch(self, mode: str, found: bool) -> None:
         """A template that writes the reply with one space more: text that a render has and the stream has not."""
@@ -478,6 +486,7 @@ class TestSharing:
         assert key == run.pk and queue in idle and queue not in busy
 
 
+@pytest.mark.sqlite_only  # the engine and the templates ask no database
 class TestCommand:
     def call(self, *arguments: str) -> tuple[Any, str]:
         out, err = io.StringIO(), io.StringIO()
@@ -566,6 +575,7 @@ def _work_and_close(run_id: int) -> None:
         connection.close()
 
 
+@pytest.mark.sqlite_only  # the engine and the templates ask no database
 def test_ids_are_stored_as_they_were_sampled() -> None:
     """The stored arrays are the loop's, not a text's: decode and encode would give others for some samples."""
     run = done_run(temperature=1.5, prompts=6)
@@ -603,6 +613,7 @@ def test_a_run_cancelled_while_its_model_loads_ends_before_the_model_is_there(mo
         thread.join(120)
 
 
+@pytest.mark.sqlite_only  # the engine and the templates ask no database
 def test_a_template_whose_turns_begin_otherwise_puts_no_prompt_into_the_replies() -> None:
     text = (
         "{% for m in messages %}{{ m.role }}: {{ m.content }}<|im_end|>\n{% endfor %}"
@@ -689,6 +700,7 @@ class TestResume:
         assert not can_resume(run)
 
 
+@pytest.mark.sqlite_only  # the engine and the templates ask no database
 def test_a_launched_run_renders_with_the_date_of_its_launch(tiny_tokenizer: Path) -> None:
     launched: Any = SimpleNamespace(
         pk=0, created_at=datetime(2026, 11, 22, 8, 30, tzinfo=UTC),

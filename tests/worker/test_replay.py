@@ -56,6 +56,7 @@ def test_the_strategy_that_made_a_run_gives_it_again(run: Run) -> None:
         assert one["prompt_tokens_repaid"] == 0
 
 
+@pytest.mark.sqlite_only  # its queries are those of the other replays
 def test_step_wise_pays_for_its_prompts_again(run: Run) -> None:
     for one in replayed(run.code, "--strategy", "step_wise"):
         steps = load_trajectory(run.trajectories.get(code=one["trajectory"])).steps
@@ -63,6 +64,7 @@ def test_step_wise_pays_for_its_prompts_again(run: Run) -> None:
         assert one["prompt_tokens_repaid"] == sum(len(step.stream) for step in steps[:-1])
 
 
+@pytest.mark.sqlite_only  # its queries are those of the other replays
 def test_retokenize_has_no_logprobs_and_no_sampled_origin(run: Run) -> None:
     for one in replayed(run.code, "--strategy", "retokenize"):
         assert all(row["logprobs"] is None and "sampled" not in row["origin"] for row in one["rows"])
@@ -76,6 +78,7 @@ def test_one_trajectory_and_words_for_people(run: Run) -> None:
     assert len(lines) == len(STRATEGIES) and all(line.startswith(code) for line in lines)
 
 
+@pytest.mark.sqlite_only  # its queries are those of the other replays
 def test_what_cannot_be_replayed_is_a_sentence(run: Run) -> None:
     with pytest.raises(CommandError, match="no strategy named 'hope'"):
         replayed(run.code, "--strategy", "hope")

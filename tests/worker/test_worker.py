@@ -155,8 +155,8 @@ def _warm(queue: str) -> Run:
 
 def _in_the_middle(gate: ModelGate, seed: int) -> Run:
     """A run of which a part is stored, eight trajectories are under way and others are not begun."""
-    gate.hold(after=40)
-    run = launch(LaunchSettings(prompts=30, group=4, seed=seed))
+    gate.hold(after=20)
+    run = launch(LaunchSettings(prompts=12, group=4, seed=seed))
     wait_until(
         lambda: gate.n_waiting == AT_ONCE and run.trajectories.filter(status="done").exists(), 240, "some are done"
     )
@@ -172,13 +172,13 @@ def test_two_workers_on_two_queues_share_the_trajectories_of_one_run(
         celery_worker_process(queue, env=slow_model)
         before[queue] = _warm(queue).n_sampled  # a worker says what it did every two seconds, so not what it says now
     model_gate.hold()
-    run = launch(LaunchSettings(prompts=60, group=4, seed=4), enqueue=False)
+    run = launch(LaunchSettings(prompts=24, group=4, seed=4), enqueue=False)
     for queue in queues:
         run_rollouts.apply_async((run.pk,), queue=queue)
     wait_until(lambda: model_gate.n_waiting == 2 * AT_ONCE, 240, "both have begun")
     model_gate.open()
     wait_until(lambda: _ended(run), 240, "the run has ended")
-    assert (run.status, run.n_finished, run.n_failed) == ("done", 240, 0)
+    assert (run.status, run.n_finished, run.n_failed) == ("done", 96, 0)
     assert set(run.trajectories.values_list("attempt", flat=True)) == {1}
     _check_streams(run)
 
@@ -284,7 +284,7 @@ def test_a_killed_worker_costs_no_stored_step(
     model_gate.open()
     celery_worker_process("engine.demo", env=slow_model)
     wait_until(lambda: _ended(run), 240, "the run has ended")
-    assert (run.status, run.n_finished, run.n_failed) == ("done", 120, 0)
+    assert (run.status, run.n_finished, run.n_failed) == ("done", 48, 0)
     after = _stored(run)
     assert stored and all(after[key] == value for key, value in stored.items())
     _check_streams(run)
@@ -297,8 +297,8 @@ def test_a_living_worker_takes_over_what_a_killed_one_held(
     """Two work on one run; one is killed. The other does what is left, and what the dead one held as leases run out."""
     queues = ("engine.demo", "engine.spare")
     workers_of = {queue: celery_worker_process(queue, env=slow_model) for queue in queues}
-    model_gate.hold(after=60)
-    run = launch(LaunchSettings(prompts=60, group=4, seed=6), enqueue=False)
+    model_gate.hold(after=24)
+    run = launch(LaunchSettings(prompts=24, group=4, seed=6), enqueue=False)
     for queue in queues:
         run_rollouts.apply_async((run.pk,), queue=queue)
     wait_until(lambda: model_gate.n_waiting == 2 * AT_ONCE, 240, "both have some under way")
@@ -308,7 +308,7 @@ def test_a_living_worker_takes_over_what_a_killed_one_held(
     killed = timezone.now()
     model_gate.open()
     wait_until(lambda: _ended(run), 240, "the run has ended")
-    assert (run.status, run.n_finished, run.n_failed) == ("done", 240, 0)
+    assert (run.status, run.n_finished, run.n_failed) == ("done", 96, 0)
     assert run.n_steps == StoredStep.objects.filter(trajectory__run=run).count()
     _check_streams(run)
     ends = run.trajectories.filter(attempt=2).values_list("finished_at", flat=True)
@@ -332,7 +332,7 @@ def test_a_redis_restarted_in_mid_run_costs_nothing(
     assert late.status == "failed" and "resume the run" in late.error
     own_redis()
     wait_until(lambda: _ended(run), 240, "the run has ended")
-    assert (run.status, run.n_finished, run.n_failed) == ("done", 120, 0)
+    assert (run.status, run.n_finished, run.n_failed) == ("done", 48, 0)
     # Celery's consumer does not outlive its broker's connection: it ends its work first, and its supervisor (serve, or
     # the system's own) starts the next one.
     wait_until(lambda: first.poll() is not None, 240, "the worker without a broker has ended")
@@ -356,7 +356,7 @@ def test_a_worker_that_is_asked_to_stop_hands_its_run_to_the_next(
     assert run.status == "running" and not run.trajectories.filter(status="running").exists()
     celery_worker_process("engine.demo", env=slow_model)
     wait_until(lambda: _ended(run), 240, "the run has ended")
-    assert (run.status, run.n_finished, run.n_failed) == ("done", 120, 0)
+    assert (run.status, run.n_finished, run.n_failed) == ("done", 48, 0)
     _check_streams(run)
 
 
