@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, OutputWrapper
@@ -35,17 +35,20 @@ class TerminalCommand(BaseCommand):
             except Refusal as refusal:
                 raise CommandError(sentence_of(refusal)) from refusal
 
-    def print_findings(self, counts: Mapping[str, int]) -> None:
-        """The number of findings of each kind, the most frequent kind first."""
-        for kind, n in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
-            self.stdout.write(f"  {n:>6,}  {kind}")
-
-    def print_result(self, as_json: bool, data: Mapping[str, Any], sentence: str) -> None:
-        """The result of a command, at once: as one JSON object, or as a sentence."""
-        self.stdout.write(json.dumps(data) if as_json else sentence)
+    def print_result(self, as_json: bool, data: Any, lines: str | Iterable[str]) -> None:
+        """The result of a command, at once: as one value of JSON, or as a sentence or lines of text."""
+        text = json.dumps(data) if as_json else lines
+        for line in [text] if isinstance(text, str) else text:
+            self.stdout.write(line)
         self.stdout.flush()
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in ("stdout", "stderr") and not isinstance(value, _Terminal):
             value = _Terminal(getattr(value, "_out", value))
         super().__setattr__(name, value)
+
+
+def findings_lines(counts: Mapping[str, int]) -> Iterator[str]:
+    """The number of findings of each kind, the most frequent kind first."""
+    for kind, n in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
+        yield f"  {n:>6,}  {kind}"

@@ -1,7 +1,9 @@
 """What arguments of commands name: a project, a run, a file. A command acts as the operator, who may do everything."""
 
+import json
 from argparse import ArgumentParser
 from pathlib import Path
+from typing import Any
 
 from django.core.management.base import CommandError
 from django.db.models import QuerySet
@@ -53,6 +55,17 @@ def trajectory_named(code: str) -> StoredTrajectory:
     if (trajectory := find_trajectory(code)) is None:
         raise CommandError(f"There is no trajectory with the code {code!r}.")
     return trajectory
+
+
+def json_object(text: str | None, option: str) -> dict[str, Any]:
+    """The JSON object of an option; empty without a text. Raises :class:`CommandError`."""
+    try:
+        value = json.loads(text or "{}")
+    except (ValueError, RecursionError) as error:
+        raise CommandError(f"{option}: This is not JSON: {error}.") from error
+    if not isinstance(value, dict):
+        raise CommandError(f"{option}: This must be one JSON object.")
+    return value
 
 
 def read_chat_template(path: str | Path) -> str:

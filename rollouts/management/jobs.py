@@ -12,7 +12,9 @@ from django.db import transaction
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
+from rollout_inspector.commands.remedies import WORDS
 from rollout_inspector.outputs import show_progress
+from rollout_inspector.refusal import worded
 from rollouts.jobs import launch
 from rollouts.jobs.broker import send_job
 from rollouts.store.database import reload
@@ -43,7 +45,7 @@ def run_jobs(tell: Callable[[Job], object] = lambda _: None, cancels: bool = Fal
 def run_or_send(run: Run, ask: Callable[[], tuple[Job, bool]], verb: str, background: bool) -> Job:
     """The job of a run, done here with its progress on a terminal, or sent to a worker in the ``background``. ``ask``:
     the job, and whether it is new. ``verb``: what is done to the run, such as `diagnosed`. Ctrl-C cancels it. Raises
-    :class:`CommandError` when the job is under way already, or when no worker can be sent for it."""
+    :class:`CommandError` when the job is under way already, when it fails, or when no worker can be sent for it."""
 
     def tell(job: Job) -> None:
         end = "\n" if job.n_done and job.n_done == job.n_total else ""
@@ -60,6 +62,9 @@ def run_or_send(run: Run, ask: Callable[[], tuple[Job, bool]], verb: str, backgr
         )
     if background and (sentence := send_job(job)):
         raise CommandError(sentence)
+    if not background and job.status != Job.Status.DONE:
+        what = worded(job.error, job.remedy, WORDS) or f"It was {job.status}."
+        raise CommandError(f"{what} {job.n_done:,} of {job.n_total:,} trajectories are {verb}.")
     return job
 
 

@@ -3,8 +3,8 @@
 Ends with status 1 where a difference is harmful. `manage.py check` says what one machine knows by itself.
 """
 
-import json
 from argparse import ArgumentParser
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -58,15 +58,13 @@ class Command(TerminalCommand):
             )
         except redis.RedisError as error:
             all_differences.append((redis_fault(error), True))
-        if options["json"]:
-            body = {
-                "machines": [asdict(machine) for machine in machines],
-                "old": _old_rows(),
-                "differences": [{"sentence": text, "is_harmful": is_harmful} for text, is_harmful in all_differences],
-            }
-            self.stdout.write(json.dumps(body))
-        else:
-            self._say(machines, all_differences)
+        old = _old_rows()
+        body = {
+            "machines": [asdict(machine) for machine in machines],
+            "old": old,
+            "differences": [{"sentence": text, "is_harmful": is_harmful} for text, is_harmful in all_differences],
+        }
+        self.print_result(options["json"], body, _lines(machines, old, all_differences))
         if harmful := sum(is_harmful for _, is_harmful in all_differences):
             raise CommandError(f"{harmful} of these do harm." if harmful > 1 else "One of these does harm.")
 
@@ -82,21 +80,21 @@ class Command(TerminalCommand):
             unserved.append((f"{sentence} Give all machines the same REDIS_URL, or start a worker.", True))
         return unserved
 
-    def _say(self, machines: list[Machine], found: list[Difference]) -> None:
-        for machine in machines:
-            queues = f", queues {', '.join(machine.queues)}" if machine.queues else ""
-            clock = "" if machine.clock_seconds is None else f", clock {machine.clock_seconds:+.1f} s"
-            self.stdout.write(
-                f"{machine.name}: {machine.role} on {machine.host}, program {machine.code}, Python {machine.python}, "
-                f"database {machine.database} ({machine.database_kind}), files {machine.files}, "
-                f"{machine.free_bytes >> 30} GB free{clock}{queues}"
-            )
-        counts = ", ".join(f"{n:,} {what}" for what, n in _old_rows().items())
-        self.stdout.write(f"To be swept by a worker within ten minutes: {counts}.")
-        for sentence, is_harmful in found:
-            self.stdout.write(f"{'Harmful' if is_harmful else 'Note'}: {sentence}")
-        if not found:
-            self.stdout.write("Nothing differs.")
+
+def _lines(machines: list[Machine], old: dict[str, int], found: list[Difference]) -> Iterator[str]:
+    for machine in machines:
+        queues = f", queues {', '.join(machine.queues)}" if machine.queues else ""
+        clock = "" if machine.clock_seconds is None else f", clock {machine.clock_seconds:+.1f} s"
+        yield (
+            f"{machine.name}: {machine.role} on {machine.host}, program {machine.code}, Python {machine.python}, "
+            f"database {machine.database} ({machine.database_kind}), files {machine.files}, "
+            f"{machine.free_bytes >> 30} GB free{clock}{queues}"
+        )
+    yield f"To be swept by a worker within ten minutes: {', '.join(f'{n:,} {what}' for what, n in old.items())}."
+    for sentence, is_harmful in found:
+        yield f"{'Harmful' if is_harmful else 'Note'}: {sentence}"
+    if not found:
+        yield "Nothing differs."
 
 
 def _old_rows() -> dict[str, int]:

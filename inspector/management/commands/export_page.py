@@ -1,6 +1,5 @@
 """Write a trajectory, or one of its findings, to one HTML file that opens without a server."""
 
-import json
 from argparse import ArgumentParser
 from typing import Any
 
@@ -36,13 +35,12 @@ class Command(TerminalCommand):
         target, data = options["output"], offline.html.encode()
         write_whole(target, data, "The page")
         n_bytes = len(data)
-        if options["json"]:
-            rows = [dict(zip(("row", "start", "stop", "n_tokens"), part, strict=True)) for part in offline.rows]
-            summary = {"trajectory": trajectory.code, "file": target, "bytes": n_bytes, "rows": rows}
-            self.stdout.write(json.dumps({**summary, "findings": offline.findings, "complete": offline.is_whole}))
-            return
+        rows = [dict(zip(("row", "start", "stop", "n_tokens"), part, strict=True)) for part in offline.rows]
+        summary = {"trajectory": trajectory.code, "file": target, "bytes": n_bytes, "rows": rows}
+        summary |= {"findings": offline.findings, "complete": offline.is_whole}
         parts = "; ".join(f"row {row}, tokens {start:,}-{stop:,} of {n:,}" for row, start, stop, n in offline.rows)
         more = "" if offline.is_whole else " The file does not hold all of the trajectory, and says so."
         if comments:
             more += " It may hold comments and the names of their authors; --no-comments leaves them out."
-        self.stdout.write(f"{n_bytes:,} bytes written to {target}: {parts or 'no tokens'}.{more}")
+        sentence = f"{n_bytes:,} bytes written to {target}: {parts or 'no tokens'}.{more}"
+        self.print_result(options["json"], summary, sentence)

@@ -1,6 +1,5 @@
 """Make a token by which a program works, and print it, once; or list or revoke tokens."""
 
-import json
 from argparse import ArgumentParser
 from typing import Any
 
@@ -77,17 +76,14 @@ class Command(TerminalCommand):
             }
             for record in all_api_keys()
         ]
-        if as_json:
-            self.stdout.write(json.dumps(keys))
-            return
-        for key in keys:
-            used = f"last used {key['last_used_at'] or 'never'}"
-            state = f"revoked {key['revoked_at']}" if key["revoked_at"] else used
-            if key["expires_at"]:
-                state += f", until {key['expires_at']}"
-            self.stdout.write(
-                f"{key['id']:>5}  {key['hint']}…  {line_of(str(key['name']))}  "
-                f"by {key['user']} in {line_of(str(key['project']))} ({', '.join(key['scopes'])}), {state}"
-            )
-        if not keys:
-            self.stdout.write("There are no tokens.")
+        self.print_result(as_json, keys, map(_line, keys) if keys else "There are no tokens.")
+
+
+def _line(key: dict[str, Any]) -> str:
+    used = f"last used {key['last_used_at'] or 'never'}"
+    state = f"revoked {key['revoked_at']}" if key["revoked_at"] else used
+    until = f", until {key['expires_at']}" if key["expires_at"] else ""
+    return (
+        f"{key['id']:>5}  {key['hint']}…  {line_of(str(key['name']))}  "
+        f"by {key['user']} in {line_of(str(key['project']))} ({', '.join(key['scopes'])}), {state}{until}"
+    )

@@ -7,7 +7,7 @@ tool results, 1: not, 2: could not be checked.
 import json
 import sys
 from argparse import ArgumentParser
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from rollout_inspector.text.chat_templates.probes.report import CheckReport, Che
 from rollout_inspector.text.tokenizers import LoadedTokenizer
 from rollouts.jobs import template_checks
 from rollouts.management import TerminalCommand
-from rollouts.management.arguments import add_project_option, project_named
+from rollouts.management.arguments import add_project_option, json_object, project_named
 from rollouts.management.jobs import run_jobs
 from rollouts.store.chat_templates.tokenizers import (
     find_tokenizer, load_tokenizer, tokenizer_named, tokenizer_names, tokenizers_of
@@ -85,17 +85,14 @@ class Command(TerminalCommand):
             tokenizer,
             text,
             tools=_json_list(options["tools"], tools_problem),
-            kwargs=_json_text(options["kwargs"]),
+            kwargs=json_object(options["kwargs"], "--kwargs") or None,
             conversation=_json_list(options["conversation"], messages_problem),
         )
         if options["repair"]:
             report = chat_templates.with_repair(tokenizer, report)
         if options["marks"] or options["repair"]:
             report = chat_templates.with_marks(tokenizer, report)
-        if options["json"]:
-            self.stdout.write(json.dumps(report.to_dict()))
-        else:
-            self._print(report)
+        self.print_result(options["json"], report.to_dict(), _lines(report))
         if report.prefix_preserving is None:
             raise Refusal(report.check("tool_append").detail)
         return ExitStatus.of(report.prefix_preserving)
@@ -129,55 +126,48 @@ class Command(TerminalCommand):
             status = max(status, ExitStatus.of(report["prefix_preserving"]))
         if not rows:
             raise Refusal("No tokenizer is registered; name one with --tokenizer DIR.")
-        if options["json"]:
-            self.stdout.write(json.dumps({"tokenizers": rows}))
-            return status
-        for row in rows:
-            letters = "".join(_LETTER[c["status"]] for c in row.get("checks", ()))
-            self.stdout.write(f"{row['name']:30} {row.get('error') or letters}")
-        self.stdout.write("o ok   B broken   R raises   - not rendered")
-        self.stdout.write("The answers are stored: the page /templates/matrix shows them.")
+        letters = ("".join(_LETTER[check["status"]] for check in row.get("checks", ())) for row in rows)
+        lines = [f"{row['name']:30} {row.get('error') or word}" for row, word in zip(rows, letters, strict=True)]
+        self.print_result(options["json"], {"tokenizers": rows}, [*lines, *LEGEND])
         return status
 
-    def _print(self, report: CheckReport) -> None:
-        write = self.stdout.write
-        for note in report.notes:
-            write(note)
-        for purpose, verdict in report.verdicts.items():
-            write(f"{purpose}: {verdict}")
-        write("")
-        for check in report.checks:
-            if check.status is CheckStatus.OK:
-                continue
-            write(f"{check.status.value:12} {check.title}: {check.detail}")
-            difference = check.to_dict(report.chat_template)
-            if check.decisive and difference["index"] is not None:
-                for word in ("expected", "actual"):
-                    write(f"             {word:9} {difference[f'{word}_ids'][:8]} {difference[f'{word}_text'][:60]!r}")
-                    line = difference["lines"][word]
-                    if line:
-                        write(f"             line {line}: {difference['sources'][word][:100]}")
-                if difference["decided_by"]:
-                    place = difference["decided_by"]
-                    write(f"             decided on line {place['line']}: {place['source']}")
-        if report.repair is not None:
-            write("")
-            write(report.repair.diff)
-            wider = report.repair.wider
-            while wider is not None:
-                write(f"A wider repair, which mends {len(wider.fixes)} probes:")
-                write(wider.diff)
-                wider = wider.wider
-        if report.repair_detail:
-            write(report.repair_detail)
-        if report.marks is not None:
-            write("")
-            write(report.marks.diff)
-        if report.marks_detail:
-            write(report.marks_detail)
+
+def _lines(report: CheckReport) -> Iterator[str]:
+    yield from report.notes
+    for purpose, verdict in report.verdicts.items():
+        yield f"{purpose}: {verdict}"
+    yield ""
+    for check in report.checks:
+        if check.status is CheckStatus.OK:
+            continue
+        yield f"{check.status.value:12} {check.title}: {check.detail}"
+        difference = check.to_dict(report.chat_template)
+        if check.decisive and difference["index"] is not None:
+            for word in ("expected", "actual"):
+                yield f"             {word:9} {difference[f'{word}_ids'][:8]} {difference[f'{word}_text'][:60]!r}"
+                if line := difference["lines"][word]:
+                    yield f"             line {line}: {difference['sources'][word][:100]}"
+            if place := difference["decided_by"]:
+                yield f"             decided on line {place['line']}: {place['source']}"
+    if report.repair is not None:
+        yield from ("", report.repair.diff)
+        wider = report.repair.wider
+        while wider is not None:
+            yield from (f"A wider repair, which mends {len(wider.fixes)} probes:", wider.diff)
+            wider = wider.wider
+    if report.repair_detail:
+        yield report.repair_detail
+    if report.marks is not None:
+        yield from ("", report.marks.diff)
+    if report.marks_detail:
+        yield report.marks_detail
 
 
 _LETTER = {"ok": "o", "broken": "B", "raises": "R", "unsupported": "-"}
+LEGEND = (
+    "o ok   B broken   R raises   - not rendered",
+    "The answers are stored: the page /templates/matrix shows them.",
+)
 
 
 def resolve_tokenizer(name: str, project: Project) -> LoadedTokenizer:
@@ -202,18 +192,6 @@ def resolve_tokenizer(name: str, project: Project) -> LoadedTokenizer:
     tokenizer = load_tokenizer(registered.files_sha256)
     tokenizer.name = registered.name  # its folder is named by a hash
     return tokenizer
-
-
-def _json_text(text: str | None) -> dict[str, Any] | None:
-    if not text:
-        return None
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise Refusal(f"--kwargs is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise Refusal("--kwargs must be one JSON object.")
-    return value
 
 
 def _json_list(path: str | None, problem_of: Callable[[list[Any]], str]) -> list[dict[str, Any]] | None:

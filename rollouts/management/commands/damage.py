@@ -3,21 +3,16 @@
 The weights are those of a served model. One step, this checkpoint: it tells nothing of later ones.
 """
 
-import json
 from argparse import ArgumentParser
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from django.core.management.base import CommandError
-
-from rollout_inspector.commands.remedies import WORDS
 from rollout_inspector.diagnose.loss_weights.rules import RULES
-from rollout_inspector.refusal import worded
 from rollouts.jobs import damage
 from rollouts.management import TerminalCommand
 from rollouts.management.arguments import run_named
 from rollouts.management.jobs import run_or_send
-from rollouts.store.models import Job
 from rollouts.store.runs.damage import damage_report, measurable
 from rollouts.store.trajectories.trajectories import find_trajectory
 from rollouts.worker.run_rollouts import close_engines
@@ -36,20 +31,19 @@ class Command(TerminalCommand):
         run, code = (run_named(options["target"]), "") if record is None else (record.run, record.code)
         ask = partial(damage.ask, run, options["model"], code, None, options["rule"], options["layers"])
         try:
-            job = run_or_send(run, ask, "measured", background=False)
+            run_or_send(run, ask, "measured", background=False)
         finally:
             close_engines()
-        if job.status != Job.Status.DONE:
-            raise CommandError(worded(job.error, job.remedy, WORDS) or f"It was {job.status}.")
         report = damage_report(measurable(run, code))
-        if options["json"]:
-            self.stdout.write(json.dumps(report))
-            return
-        for line in report["trajectories"]:
-            figures = ", ".join(f"{name} {line[name]}" for name in ("relative_error", "cosine", "norm_ratio"))
-            words = f"not measured. {line['missing']}" if line["missing"] else figures
-            self.stdout.write(f"{line['trajectory']}: {words}")
-            for finding in line["findings"] if not line["missing"] else ():
-                self.stdout.write(f"  {finding['number']} {finding['kind']}: {finding['share']:.1%} of it")
-        if not report["exact"]:
-            self.stdout.write(f"Not exact: over {', '.join(report['layers'])}.")
+        self.print_result(options["json"], report, _lines(report))
+
+
+def _lines(report: dict[str, Any]) -> Iterator[str]:
+    for line in report["trajectories"]:
+        figures = ", ".join(f"{name} {line[name]}" for name in ("relative_error", "cosine", "norm_ratio"))
+        words = f"not measured. {line['missing']}" if line["missing"] else figures
+        yield f"{line['trajectory']}: {words}"
+        for finding in line["findings"] if not line["missing"] else ():
+            yield f"  {finding['number']} {finding['kind']}: {finding['share']:.1%} of it"
+    if not report["exact"]:
+        yield f"Not exact: over {', '.join(report['layers'])}."

@@ -3,15 +3,12 @@
 With another tokenizer or chat template if one is named. The run's page shows the progress and can cancel it.
 """
 
-import json
 from argparse import ArgumentParser
 from typing import Any
 
 from django.core.management.base import CommandError
 
-from rollout_inspector.commands.remedies import WORDS
-from rollout_inspector.refusal import worded
-from rollouts.management import TerminalCommand
+from rollouts.management import TerminalCommand, findings_lines
 from rollouts.management.arguments import registered_chat_template, run_named
 from rollouts.management.jobs import run_or_send
 from rollouts.store.chat_templates.tokenizers import find_tokenizer
@@ -50,12 +47,7 @@ class Command(TerminalCommand):
         if options["background"]:
             self.stdout.write(f"A worker diagnoses run {run.code}. The run's page shows the progress.")
             return
-        if job.status != Job.Status.DONE:
-            what = worded(job.error, job.remedy, WORDS) or f"It was {job.status}."
-            raise CommandError(f"{what} {job.n_done:,} of {job.n_total:,} trajectories have new findings.")
         reload(run)
-        if options["json"]:
-            self.stdout.write(json.dumps({"run": run.code, "trajectories": job.n_done, "findings": run.finding_counts}))
-            return
-        self.stdout.write(f"{job.n_done:,} trajectories diagnosed.")
-        self.print_findings(run.finding_counts)
+        result = {"run": run.code, "trajectories": job.n_done, "findings": run.finding_counts}
+        lines = [f"{job.n_done:,} trajectories diagnosed.", *findings_lines(run.finding_counts)]
+        self.print_result(options["json"], result, lines)

@@ -39,7 +39,7 @@ class Command(TerminalCommand):
         if options["checks"]:
             if options["kind"]:
                 raise CommandError("--kind and --checks exclude each other: a check has findings of several kinds.")
-            self._say_checks(checks, unknown, options["json"])
+            self.print_result(options["json"], [asdict(total) for total in checks], _check_lines(checks, unknown))
         elif options["json"]:
             self.stdout.write(
                 "[" + ",\n".join(json.dumps(finding_value(finding, muted_in(run))) for finding in rows) + "]"
@@ -48,17 +48,6 @@ class Command(TerminalCommand):
             self._say(rows, muted_in(run))
             if any(total.not_decidable for total in checks):
                 self.stdout.write(f"{check_sentence(checks)} --checks prints what was checked.")
-
-    def _say_checks(self, checks: list[CheckTotal], unknown: int, as_json: bool) -> None:
-        if as_json:
-            self.stdout.write(json.dumps([asdict(total) for total in checks]))
-            return
-        self.stdout.write(f"{'check':<18}{'checked':>9}{'failed':>9}{'not decidable':>15}  needs")
-        for check in checks:
-            counts = f"{check.checked:>9,}{check.failed:>9,}{check.not_decidable:>15,}"
-            self.stdout.write(f"{check.name:<18}{counts}  {', '.join(check.needs)}".rstrip())
-        if unknown:
-            self.stdout.write(f"Of {unknown:,} trajectories it is not known what was checked: diagnose the run again.")
 
     def _say(self, rows: Iterator[StoredFinding], muted: Container[str]) -> None:
         n = 0
@@ -74,6 +63,15 @@ class Command(TerminalCommand):
             if finding.remedy:
                 self.stdout.write(f"         {finding.remedy}")
         self.stdout.write(f"{n:,} finding{'s' * (n != 1)}.")
+
+
+def _check_lines(checks: list[CheckTotal], unknown: int) -> Iterator[str]:
+    yield f"{'check':<18}{'checked':>9}{'failed':>9}{'not decidable':>15}  needs"
+    for check in checks:
+        counts = f"{check.checked:>9,}{check.failed:>9,}{check.not_decidable:>15,}"
+        yield f"{check.name:<18}{counts}  {', '.join(check.needs)}".rstrip()
+    if unknown:
+        yield f"Of {unknown:,} trajectories it is not known what was checked: diagnose the run again."
 
 
 def finding_value(finding: StoredFinding, muted: Container[str]) -> dict[str, Any]:

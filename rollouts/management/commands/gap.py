@@ -1,7 +1,7 @@
 """Print how far trainer and sampler are apart on the trained tokens of a run, and why."""
 
-import json
 from argparse import ArgumentParser
+from collections.abc import Iterator
 from typing import Any
 
 from django.core.management.base import CommandError
@@ -10,6 +10,7 @@ from rollout_inspector.diagnose.gap.report import causes_in
 from rollouts.jobs.gap_reports import read_gap, why_no_columns, why_no_gap
 from rollouts.management import TerminalCommand
 from rollouts.management.arguments import run_named
+from rollouts.store.models import Run
 
 PRINTED_WORST = 5  # Worst tokens that are printed as text.
 
@@ -30,39 +31,38 @@ class Command(TerminalCommand):
         if any(columns.values()) and (sentence := why_no_columns(run, **columns)):
             raise CommandError(sentence)
         report = read_gap(run, **columns, teacher=bool(options["teacher"]))
-        words, teacher = causes_in(report), report["teacher"]
-        if options["json"]:
-            self.stdout.write(json.dumps({name: value for name, value in report.items() if name != "key"}))
-            return
-        if not report["tokens"]:
-            self.stdout.write(why_no_gap(run) or "No finished trajectory has a token with both log-probabilities.")
-            return
-        self.stdout.write(
-            f"{report['tokens']:,} tokens: mean {report['mean_abs']:.4g}, 99th percentile {report['p99']:.4g}, "
-            f"largest {report['largest']:.4g}, k3 {report['k3']:.4g}"
+        value = {name: part for name, part in report.items() if name != "key"}
+        self.print_result(options["json"], value, _lines(run, report))
+
+
+def _lines(run: Run, report: dict[str, Any]) -> Iterator[str]:
+    words, teacher = causes_in(report), report["teacher"]
+    if not report["tokens"]:
+        yield why_no_gap(run) or "No finished trajectory has a token with both log-probabilities."
+        return
+    yield (
+        f"{report['tokens']:,} tokens: mean {report['mean_abs']:.4g}, 99th percentile {report['p99']:.4g}, "
+        f"largest {report['largest']:.4g}, k3 {report['k3']:.4g}"
+    )
+    if without := report["rows_without"]:
+        rows = "1 row lacks a side or holds it" if without == 1 else f"{without:,} rows lack a side or hold it"
+        yield f"{rows} in another length, and {'is' if without == 1 else 'are'} not compared."
+    if teacher:
+        yield (
+            f"Reverse KL to the teacher: {teacher['reverse_kl']:.4g} nats for each token. {teacher['carriers']:,} "
+            f"tokens ({teacher['carriers_share']:.1%}) carry 80 % of the loss."
         )
-        if without := report["rows_without"]:
-            rows = "1 row lacks a side or holds it" if without == 1 else f"{without:,} rows lack a side or hold it"
-            self.stdout.write(f"{rows} in another length, and {'is' if without == 1 else 'are'} not compared.")
-        if teacher:
-            self.stdout.write(
-                f"Reverse KL to the teacher: {teacher['reverse_kl']:.4g} nats for each token. {teacher['carriers']:,} "
-                f"tokens ({teacher['carriers_share']:.1%}) carry 80 % of the loss."
-            )
-        for note in report["notes"]:
-            self.stdout.write(note)
-        for cause in report["causes"]:
-            since = "" if cause["from_step"] is None else f", since training step {cause['from_step']:,}"
-            self.stdout.write(f"{words[cause['cause']].title}{since}: {cause['evidence']}")
-        if not report["causes"]:
-            agree = "no fault of the column shows" if teacher else "sampler and trainer agree to rounding"
-            self.stdout.write(f"No cause is named: {agree}.")
-        for name, sentence in report["undecided"].items():
-            self.stdout.write(f"Not decided, {words[name].title.lower()}: {sentence}")
-        if any(not report["decidable_now"][name] for name in report["undecided"]):
-            self.stdout.write(f"To score the run: manage.py rescore {run.code} --model NAME")
-        for token in report["worst"][:PRINTED_WORST]:
-            self.stdout.write(
-                f"{token['trajectory']} row {token['row']} token {token['offset']:,}: sampler {token['sampler']:.4g}, "
-                f"trainer {token['trainer']:.4g}"
-            )
+    yield from report["notes"]
+    for cause in report["causes"]:
+        since = "" if cause["from_step"] is None else f", since training step {cause['from_step']:,}"
+        yield f"{words[cause['cause']].title}{since}: {cause['evidence']}"
+    if not report["causes"]:
+        agree = "no fault of the column shows" if teacher else "sampler and trainer agree to rounding"
+        yield f"No cause is named: {agree}."
+    for name, sentence in report["undecided"].items():
+        yield f"Not decided, {words[name].title.lower()}: {sentence}"
+    if any(not report["decidable_now"][name] for name in report["undecided"]):
+        yield f"To score the run: manage.py rescore {run.code} --model NAME"
+    for token in report["worst"][:PRINTED_WORST]:
+        place = f"{token['trajectory']} row {token['row']} token {token['offset']:,}"
+        yield f"{place}: sampler {token['sampler']:.4g}, trainer {token['trainer']:.4g}"

@@ -3,7 +3,6 @@
 Neither Redis nor a worker is needed.
 """
 
-import json
 from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from rollout_inspector.guard.audit_settings import AuditSettings
 from rollout_inspector.outputs import line_of
 from rollouts.jobs.imports import imports
 from rollouts.jobs.imports.audit_import import write_flagged
-from rollouts.management import TerminalCommand
+from rollouts.management import TerminalCommand, findings_lines
 from rollouts.management.arguments import add_project_option, project_named
 from rollouts.management.jobs import run_jobs
 from rollouts.store.chat_templates.chat_templates import register_chat_template
@@ -63,26 +62,20 @@ class Command(TerminalCommand):
         reload(run)
         if run.status != Run.Status.DONE:
             raise CommandError(run.error or f"The import ended as {run.status}.")
-        self._say(run, n_left_out, options["json"])
-
-    def _say(self, run: Run, n_left_out: int, as_json: bool) -> None:
-        if as_json:
-            trajectories = [{"external_id": name, "page": f"/trajectories/{code}"} for name, code in ids_and_codes(run)]
-            value = {
-                "run": run.code,
-                "page": f"/runs/{run.code}",
-                "trajectories": trajectories,
-                "left_out": n_left_out,
-                "findings": run.finding_counts,
-            }
-            self.stdout.write(json.dumps(value))
-            return
-        self.stdout.write(f"Run {run.code}: {run.n_trajectories:,} flagged trajectories, at /runs/{run.code}")
-        self.print_findings(run.finding_counts)
-        for name, code in ids_and_codes(run, MAX_LINKS):
-            self.stdout.write(f"/trajectories/{code}  {line_of(name)}")
+        pages = [(name, f"/trajectories/{code}") for name, code in ids_and_codes(run)]
+        value = {
+            "run": run.code,
+            "page": f"/runs/{run.code}",
+            "trajectories": [{"external_id": name, "page": page} for name, page in pages],
+            "left_out": n_left_out,
+            "findings": run.finding_counts,
+        }
+        lines = [f"Run {run.code}: {run.n_trajectories:,} flagged trajectories, at /runs/{run.code}"]
+        lines += findings_lines(run.finding_counts)
+        lines += [f"{page}  {line_of(name)}" for name, page in pages[:MAX_LINKS]]
         if n_left_out:
-            self.stdout.write(f"{n_left_out:,} more were flagged: --limit or --kind chooses others.")
+            lines.append(f"{n_left_out:,} more were flagged: --limit or --kind chooses others.")
+        self.print_result(options["json"], value, lines)
 
 
 def _tools(settings: AuditSettings, named: str, project: Project) -> tuple[Tokenizer | None, ChatTemplate | None]:

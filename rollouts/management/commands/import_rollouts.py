@@ -3,8 +3,8 @@
 Neither Redis nor a worker is needed. Exit code 1: nothing was imported.
 """
 
-import json
 from argparse import ArgumentParser
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from rollout_inspector.formats import FORMATS
 from rollout_inspector.formats.folders import files_of
 from rollout_inspector.formats.training_step import checked_rule
 from rollouts.jobs.imports import imports
-from rollouts.management import TerminalCommand
+from rollouts.management import TerminalCommand, findings_lines
 from rollouts.management.arguments import add_project_option, project_named, registered_chat_template
 from rollouts.management.jobs import run_jobs
 from rollouts.store.chat_templates.tokenizers import find_tokenizer
@@ -75,10 +75,9 @@ class Command(TerminalCommand):
             {"file": rejection.file, "line": rejection.line, "reason": rejection.reason}
             for rejection in list_rejections(run, MAX_REJECTIONS)
         ]
-        if options["json"]:
-            self.stdout.write(json.dumps(result(run, rejections)))
-        else:
-            self._say(run, rejections)
+        self.print_result(options["json"], result(run, rejections), _lines(run) if run.n_trajectories else ())
+        if not options["json"]:
+            self._say_rejected(run, rejections)
         if is_active(run):  # an outage
             raise CommandError(
                 f"{jobs[0].error} A worker of the queue default goes on with it as soon as one is there."
@@ -86,25 +85,25 @@ class Command(TerminalCommand):
         if run.status != Run.Status.DONE:
             raise CommandError(run.error or f"The import ended as {run.status}.")
 
-    def _say(self, run: Run, rejections: list[dict[str, Any]]) -> None:
-        if run.n_trajectories:
-            self.stdout.write(
-                f"Run {run.code} ({run.format}): {run.n_trajectories:,} trajectories, {run.n_steps:,} steps, "
-                f"{run.n_rows:,} rows, {run.n_tokens:,} new tokens."
-            )
-            if run.tokenizer is None:
-                self.stdout.write(
-                    "No tokenizer was chosen, so text-level findings are missing: name one with --tokenizer."
-                )
-            self.print_findings(run.finding_counts)
-            if not run.finding_counts:
-                _, checks, _ = check_totals(run.trajectories.all())
-                self.stdout.write(f"Findings: {all_clear(checks)}")
+    def _say_rejected(self, run: Run, rejections: list[dict[str, Any]]) -> None:
         for rejection in rejections:
             place = rejection["file"] if rejection["line"] is None else f"{rejection['file']}:{rejection['line']}"
             self.stderr.write(f"rejected {place}: {rejection['reason']}")
         if run.n_rejected > len(rejections):
             self.stderr.write(f"... and {run.n_rejected - len(rejections):,} more.")
+
+
+def _lines(run: Run) -> Iterator[str]:
+    yield (
+        f"Run {run.code} ({run.format}): {run.n_trajectories:,} trajectories, {run.n_steps:,} steps, "
+        f"{run.n_rows:,} rows, {run.n_tokens:,} new tokens."
+    )
+    if run.tokenizer is None:
+        yield "No tokenizer was chosen, so text-level findings are missing: name one with --tokenizer."
+    yield from findings_lines(run.finding_counts)
+    if not run.finding_counts:
+        _, checks, _ = check_totals(run.trajectories.all())
+        yield f"Findings: {all_clear(checks)}"
 
 
 def result(run: Run, rejections: list[dict[str, Any]]) -> dict[str, Any]:

@@ -4,7 +4,6 @@ With --wait it prints the result at its end. If no REDIS_URL names a broker and 
 model, --wait makes the rollouts in this process.
 """
 
-import json
 from argparse import ArgumentParser
 from dataclasses import fields
 from pathlib import Path
@@ -17,7 +16,7 @@ from rollout_inspector.streams.figures import reward_mean
 from rollouts.jobs import launch
 from rollouts.jobs.launch import LaunchRefused, LaunchSettings
 from rollouts.management import TerminalCommand
-from rollouts.management.arguments import add_project_option, project_named, registered_chat_template
+from rollouts.management.arguments import add_project_option, json_object, project_named, registered_chat_template
 from rollouts.management.jobs import finish_runs, works_here
 from rollouts.sampling.environments import PromptsRejected, Task, read_prompts
 from rollouts.store.database import reload
@@ -57,7 +56,7 @@ class Command(TerminalCommand):
         project = project_named(options["project"])
         for name in ("chat_template", "rows_chat_template"):
             options[name] = registered_chat_template(options[name], project).sha256 if options[name] else ""
-        options["template_kwargs"] = _template_kwargs(options["template_kwargs"])
+        options["template_kwargs"] = json_object(options["template_kwargs"], "--template-kwargs")
         settings = LaunchSettings.of(options)
         prompts = self._prompts(options["prompts_file"])
         here = works_here(settings.model, options["wait"])
@@ -106,21 +105,9 @@ class Command(TerminalCommand):
                 result[name] = sha256
         if run.error:
             result["error"] = run.error
-        if as_json:
-            self.stdout.write(json.dumps(result))
-            return
         score = "no reward yet" if mean is None else f"mean reward {mean:.3f}"
-        self.stdout.write(
+        sentence = (
             f"Run {run.code} is {run.status}: {run.n_finished} of {run.n_expected} trajectories, "
             f"{run.n_failed} failed, {run.n_sampled} tokens sampled, {score}."
         )
-
-
-def _template_kwargs(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text or "{}")
-    except (ValueError, RecursionError) as error:
-        raise CommandError(f"--template-kwargs: This is not JSON: {error}.") from error
-    if not isinstance(value, dict):
-        raise CommandError("--template-kwargs: This must be a JSON object.")
-    return value
+        self.print_result(as_json, result, sentence)

@@ -3,7 +3,6 @@
 Once; then it is found again.
 """
 
-import json
 from argparse import ArgumentParser
 from typing import Any
 
@@ -34,13 +33,9 @@ class Command(TerminalCommand):
             return
         run = gallery.load(project_named(options["project"]))
         codes = [trajectory.code for trajectory in gallery_trajectories(run)]
-        if options["json"]:
-            values = {"run": run.code, "trajectories": codes, "findings": run.finding_counts}
-            self.stdout.write(json.dumps(values))
-        else:
-            self.stdout.write(
-                f"Run {run.code}: {len(codes)} trajectories, {len(run.finding_counts)} kinds of findings."
-            )
+        values = {"run": run.code, "trajectories": codes, "findings": run.finding_counts}
+        line = f"Run {run.code}: {len(codes)} trajectories, {len(run.finding_counts)} kinds of findings."
+        self.print_result(options["json"], values, line)
 
     def _load_training(self, project: Project, as_json: bool) -> None:
         with run_jobs() as jobs:
@@ -48,9 +43,7 @@ class Command(TerminalCommand):
             jobs += [job for _, _, job in loaded if job is not None]
         for _, run, _ in loaded:
             reload(run)
-            if not as_json:
-                self.stdout.write(f"Run {run.code}: {run.name}, {run.n_trajectories} trajectories.")
-        if as_json:
-            self.stdout.write(json.dumps({training.name: run.code for training, run, _ in loaded}))
+        lines = (f"Run {run.code}: {run.name}, {run.n_trajectories} trajectories." for _, run, _ in loaded)
+        self.print_result(as_json, {training.name: run.code for training, run, _ in loaded}, lines)
         if failed := next((run for _, run, _ in loaded if run.status == Run.Status.FAILED), None):
             raise CommandError(f"{failed.name}: {failed.error}")

@@ -3,8 +3,8 @@
 Which are clipped or masked, and what findings hold of the weight.
 """
 
-import json
 from argparse import ArgumentParser
+from collections.abc import Iterator
 from typing import Any
 
 from rollout_inspector.diagnose.loss_weights.rules import MEANS, RULES
@@ -27,34 +27,36 @@ class Command(TerminalCommand):
         for _counted in weights.counted():
             pass
         report = weights.report()
-        if options["json"]:
-            self.stdout.write(json.dumps({name: value for name, value in report.items() if name != "key"}))
-            return
-        self.stdout.write(f"{report['tokens']:,} trained tokens in {report['rows']:,} rows")
-        for line in report["rules"]:
-            self._print_rule(line, report["tokens"], options["mean"])
-        for line in report["strategies"]:
-            if not line["trajectories"]:
-                self.stdout.write(f"{line['strategy']}: refused. {next(iter(line['why']), '')}")
-                continue
-            moved = [(RULES[rule["rule"]].label, _percent(rule["moved"][options["mean"]])) for rule in line["rules"]]
-            moves = ", ".join(f"{label} {share}" for label, share in moved)
-            self.stdout.write(f"{line['strategy']}: {line['rows']:,} rows, {line['tokens']:,} trained; moved: {moves}")
+        value = {name: part for name, part in report.items() if name != "key"}
+        self.print_result(options["json"], value, _lines(report, options["mean"]))
 
-    def _print_rule(self, line: dict[str, Any], tokens: int, mean: str) -> None:
-        label = RULES[line["rule"]].label
-        if line["known"]:
-            clipped, masked = (_percent(line[name] / line["known"]) for name in ("clipped", "masked"))
-            self.stdout.write(f"{label}: {line['known']:,} tokens weighed, {clipped} clipped, {masked} masked")
-            for kind, shares in line["findings"].items():
-                if shares["trajectories"][mean]:
-                    words = ", ".join(f"{_percent(share[mean])} in its {what}" for what, share in shares.items())
-                    self.stdout.write(f"  {kind}: {words}")
-            for item in line["classes"]:
-                words = ", ".join(f"{_percent(item[name] / item['known'])} {name}" for name in ("clipped", "masked"))
-                self.stdout.write(f"  {item['class']}: {_percent(item['share'][mean])} of the weight, {words}")
-        for why in line["why_not"]:
-            self.stdout.write(f"{label}: not decidable for {why['tokens']:,} of {tokens:,} tokens. {why['sentence']}")
+
+def _lines(report: dict[str, Any], mean: str) -> Iterator[str]:
+    yield f"{report['tokens']:,} trained tokens in {report['rows']:,} rows"
+    for line in report["rules"]:
+        yield from _rule_lines(line, report["tokens"], mean)
+    for line in report["strategies"]:
+        if not line["trajectories"]:
+            yield f"{line['strategy']}: refused. {next(iter(line['why']), '')}"
+            continue
+        moves = ", ".join(f"{RULES[rule['rule']].label} {_percent(rule['moved'][mean])}" for rule in line["rules"])
+        yield f"{line['strategy']}: {line['rows']:,} rows, {line['tokens']:,} trained; moved: {moves}"
+
+
+def _rule_lines(line: dict[str, Any], tokens: int, mean: str) -> Iterator[str]:
+    label = RULES[line["rule"]].label
+    if line["known"]:
+        clipped, masked = (_percent(line[name] / line["known"]) for name in ("clipped", "masked"))
+        yield f"{label}: {line['known']:,} tokens weighed, {clipped} clipped, {masked} masked"
+        for kind, shares in line["findings"].items():
+            if shares["trajectories"][mean]:
+                words = ", ".join(f"{_percent(share[mean])} in its {what}" for what, share in shares.items())
+                yield f"  {kind}: {words}"
+        for item in line["classes"]:
+            words = ", ".join(f"{_percent(item[name] / item['known'])} {name}" for name in ("clipped", "masked"))
+            yield f"  {item['class']}: {_percent(item['share'][mean])} of the weight, {words}"
+    for why in line["why_not"]:
+        yield f"{label}: not decidable for {why['tokens']:,} of {tokens:,} tokens. {why['sentence']}"
 
 
 def _percent(share: float | None) -> str:

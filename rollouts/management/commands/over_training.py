@@ -1,7 +1,7 @@
 """Print a run by training step: trajectories, findings by kind, gap between trainer and sampler."""
 
-import json
 from argparse import ArgumentParser
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -19,19 +19,19 @@ class Command(TerminalCommand):
     def handle(self, *_: Any, **options: Any) -> None:
         run = run_named(options["run"])
         lines, first_steps = over_training(run)
-        if options["json"]:
-            self.stdout.write(json.dumps({"steps": [asdict(line) for line in lines], "began": first_steps}))
-            return
-        if not lines:
-            self.stdout.write("No trajectory of this run has a training step. docs/formats.md says where one is read.")
-            return
-        for line in lines:
-            self.stdout.write(_words(line))
-        for kind, step in first_steps.items():
-            if kind != NOT_DECIDABLE:  # no fault
-                self.stdout.write(f"{kind} begins at training step {step:,}.")
-        for sentence in axis_sentences(lines):
-            self.stdout.write(sentence)
+        value = {"steps": [asdict(line) for line in lines], "began": first_steps}
+        self.print_result(options["json"], value, _lines(lines, first_steps))
+
+
+def _lines(lines: Sequence[TrainingStepLine], first_steps: Mapping[str, int]) -> Iterator[str]:
+    if not lines:
+        yield "No trajectory of this run has a training step. docs/formats.md says where one is read."
+        return
+    yield from map(_words, lines)
+    for kind, step in first_steps.items():
+        if kind != NOT_DECIDABLE:  # no fault
+            yield f"{kind} begins at training step {step:,}."
+    yield from axis_sentences(lines)
 
 
 def _words(line: TrainingStepLine) -> str:

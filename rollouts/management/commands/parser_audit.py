@@ -4,9 +4,9 @@ The parsers are those of the installed vLLM and the form of the chat template; w
 counted in sampled ids.
 """
 
-import json
 import sys
 from argparse import ArgumentParser
+from collections.abc import Iterator
 from typing import Any
 
 from rollout_inspector.outputs import show_progress
@@ -25,28 +25,25 @@ class Command(TerminalCommand):
         record = trajectory_named(options["trajectory"])
         steps = None if options["step"] is None else [options["step"]]
         steps_read = compare_steps(record, steps, show_progress if sys.stderr.isatty() else lambda _: None)
-        if options["json"]:
-            self.stdout.write(json.dumps(steps_read))
-            return
-        for step in steps_read:
-            self._say(step)
+        self.print_result(options["json"], steps_read, (line for step in steps_read for line in _lines(step)))
 
-    def _say(self, step: dict[str, Any]) -> None:
-        start, stop = step["tokens"]
-        self.stdout.write(f"step {step['step']}, {stop - start:,} tokens")
-        if step["message"] is None:
-            self.stdout.write("  message: the source has none of this reply")
-        else:
-            by = f", read with {step['run_reads']}" if step["run_reads"] else ""
-            self.stdout.write(f"  message ({step['message_of']}{by}): {_line(step['message'])}")
-        for reading in step["readings"]:
-            differs = reading["differs"]
-            same = "" if differs is None else "other " + " and ".join(differs) if differs else "as the message"
-            self.stdout.write(f"  {', '.join(reading['parsers'])}: {_line(reading)}{same and '; ' + same}")
-        for refused in step["unusable"]:
-            self.stdout.write(f"  {refused['parser']}: not usable: {refused['reason']}")
-        for note in step["notes"]:
-            self.stdout.write(f"  {note}")
+
+def _lines(step: dict[str, Any]) -> Iterator[str]:
+    start, stop = step["tokens"]
+    yield f"step {step['step']}, {stop - start:,} tokens"
+    if step["message"] is None:
+        yield "  message: the source has none of this reply"
+    else:
+        by = f", read with {step['run_reads']}" if step["run_reads"] else ""
+        yield f"  message ({step['message_of']}{by}): {_line(step['message'])}"
+    for reading in step["readings"]:
+        differs = reading["differs"]
+        same = "" if differs is None else "other " + " and ".join(differs) if differs else "as the message"
+        yield f"  {', '.join(reading['parsers'])}: {_line(reading)}{same and '; ' + same}"
+    for refused in step["unusable"]:
+        yield f"  {refused['parser']}: not usable: {refused['reason']}"
+    for note in step["notes"]:
+        yield f"  {note}"
 
 
 def _line(reading: dict[str, Any]) -> str:

@@ -3,7 +3,6 @@
 Nothing of it is executed.
 """
 
-import json
 from argparse import ArgumentParser
 from typing import Any
 
@@ -30,11 +29,10 @@ class Command(TerminalCommand):
             )
         except (ValueError, OSError) as error:
             raise CommandError(str(error)) from error
-        if options["json"]:
-            fields = {name: getattr(tokenizer, name) for name in ("name", "sha256", "vocab_size", "encoder")}
-            self.stdout.write(json.dumps({**fields, "chat_template": tokenizer.chat_template_id}))
-            return
+        fields = {name: getattr(tokenizer, name) for name in ("name", "sha256", "vocab_size", "encoder")}
         template = "with its chat template" if tokenizer.chat_template_id else "without a chat template"
-        self.stdout.write(
-            f"Registered {tokenizer.name}: {tokenizer.vocab_size:,} tokens, encoder {tokenizer.encoder}, {template}."
+        encoder = f"{tokenizer.vocab_size:,} tokens, encoder {tokenizer.encoder}"
+        self.print_result(
+            options["json"], {**fields, "chat_template": tokenizer.chat_template_id},
+            f"Registered {tokenizer.name}: {encoder}, {template}.",
         )

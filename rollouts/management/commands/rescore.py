@@ -4,16 +4,14 @@ The engine's log-probabilities of the stored tokens become a column that can be 
 trainer's or another engine's. The run's page shows the progress.
 """
 
-import json
 from argparse import ArgumentParser
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 from django.core.management.base import CommandError
 
-from rollout_inspector.commands.remedies import WORDS
 from rollout_inspector.diagnose.gap.figures import GapFigures
-from rollout_inspector.refusal import worded
 from rollouts.jobs import rescore
 from rollouts.jobs.broker import engine_queue
 from rollouts.management import TerminalCommand
@@ -63,8 +61,6 @@ class Command(TerminalCommand):
                 f"A worker of the queue {queue} scores run {run.code}. The run's page shows the progress."
             )
             return
-        if job.status != Job.Status.DONE:
-            raise CommandError(worded(job.error, job.remedy, WORDS) or f"It was {job.status}.")
         column = find_scored_column(run, (job.report or {})["column"])
         assert column is not None
         self._say(job, column, options["json"])
@@ -75,38 +71,34 @@ class Command(TerminalCommand):
             if name not in names:
                 raise CommandError(f"Run {run.code} has no column named {name!r}; it has {', '.join(names) or 'none'}.")
         gap = gap_of_columns(run, first, second)
-        if as_json:
-            self.stdout.write(json.dumps({"run": run.code, "columns": [first, second], **gap.values()}))
-        elif not gap.tokens:
-            self.stdout.write("No token under the loss mask has a value in both columns.")
-        else:
-            self.stdout.write(f"{second} against {first}, {_sentence(gap)}")
+        lack = "No token under the loss mask has a value in both columns."
+        sentence = f"{second} against {first}, {_sentence(gap)}" if gap.tokens else lack
+        self.print_result(as_json, {"run": run.code, "columns": [first, second], **gap.values()}, sentence)
 
     def _say(self, job: Job, column: ScoredColumn, as_json: bool) -> None:
         value, gap = scored_value(column), None if column.gap is None else GapFigures.from_json(column.gap)
-        if as_json:
-            summary = {
-                "run": column.run.code, "column": value.name, "model": value.model, "engine": value.engine,
-                "weights": value.weights, "temperature": value.temperature,
-                "trajectories": column.n_trajectories, "tokens": column.n_tokens,
-                "against_sampler": None if gap is None else gap.values(),
-                "columns": [f"scored:{code}" for code in (job.report or {}).get("columns", [])],
-                "noise": (job.report or {}).get("noise"), "notes": job.notes,
-            }
-            self.stdout.write(json.dumps(summary))
-            return
-        for note in job.notes:
-            self.stdout.write(note)
-        self.stdout.write(f"The column {value.name} ({value.title}) has {column.n_tokens:,} scores.")
-        if (noise := (job.report or {}).get("noise")) and noise["tokens"]:
-            self.stdout.write(
-                f"The engine against itself, over {noise['tokens']:,} tokens: {noise['mean_abs']:.3g} nats on average, "
-                f"{noise['largest']:.3g} at most."
-            )
-        if gap is None:
-            self.stdout.write("No token under the loss mask has a log-probability of the sampler to compare them with.")
-            return
-        self.stdout.write(f"Against the sampler, {_sentence(gap)}")
+        summary = {
+            "run": column.run.code, "column": value.name, "model": value.model, "engine": value.engine,
+            "weights": value.weights, "temperature": value.temperature,
+            "trajectories": column.n_trajectories, "tokens": column.n_tokens,
+            "against_sampler": None if gap is None else gap.values(),
+            "columns": [f"scored:{code}" for code in (job.report or {}).get("columns", [])],
+            "noise": (job.report or {}).get("noise"), "notes": job.notes,
+        }
+        title = f"The column {value.name} ({value.title}) has {column.n_tokens:,} scores."
+        self.print_result(as_json, summary, [*job.notes, title, *_lines(summary["noise"], gap)])
+
+
+def _lines(noise: dict[str, Any] | None, gap: GapFigures | None) -> Iterator[str]:
+    if noise and noise["tokens"]:
+        yield (
+            f"The engine against itself, over {noise['tokens']:,} tokens: {noise['mean_abs']:.3g} nats on average, "
+            f"{noise['largest']:.3g} at most."
+        )
+    if gap is None:
+        yield "No token under the loss mask has a log-probability of the sampler to compare them with."
+    else:
+        yield f"Against the sampler, {_sentence(gap)}"
 
 
 def _sentence(gap: GapFigures) -> str:

@@ -3,8 +3,8 @@
 Nothing is deleted without --delete. Runs that are under way, shared by a live link, or changed within a day stay.
 """
 
-import json
 from argparse import ArgumentParser, ArgumentTypeError
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from django.conf import settings
@@ -33,23 +33,23 @@ class Command(TerminalCommand):
         project = project_named(options["project"]) if options["project"] else None
         plan = retention.plan(days or None, n_bytes or None, project)
         gone = [leaving[0].code for leaving in plan.leaving if options["delete"] and retention.delete(leaving)]
-        if options["json"]:
-            runs = [{"run": run.code, "changed_at": run.changed_at.isoformat(), "bytes": size, "reason": reason}
-                    for run, size, reason in plan.leaving]
-            body = {"runs": runs, "deleted": gone, "kept": plan.staying,
-                    "bytes": plan.n_bytes, "bytes_left": plan.n_bytes_left}
-            self.stdout.write(json.dumps(body))
-            return
-        for run, size, reason in plan.leaving:
-            stays = "stays, because somebody uses it now" if options["delete"] else "goes"
-            what = "deleted" if run.code in gone else stays
-            self.stdout.write(f"{run.code} {what}: {reason}; {size / 1e6:,.1f} MB; {run.name}")
-        for why, n in sorted(plan.staying.items()):
-            self.stdout.write(f"{n} more would go and {'stays' if n == 1 else 'stay'}: {why}.")
-        self.stdout.write(f"{len(plan.leaving)} runs, {(plan.n_bytes - plan.n_bytes_left) / 1e9:.2f} GB of "
-                          f"{plan.n_bytes / 1e9:.2f} GB.")
-        if plan.leaving and not options["delete"]:
-            self.stdout.write("Nothing was deleted. Say --delete to delete them.")
+        runs = [{"run": run.code, "changed_at": run.changed_at.isoformat(), "bytes": size, "reason": reason}
+                for run, size, reason in plan.leaving]
+        body = {"runs": runs, "deleted": gone, "kept": plan.staying,
+                "bytes": plan.n_bytes, "bytes_left": plan.n_bytes_left}
+        self.print_result(options["json"], body, _lines(plan, gone, options["delete"]))
+
+
+def _lines(plan: retention.RetentionPlan, gone: Collection[str], deletes: bool) -> Iterator[str]:
+    for run, size, reason in plan.leaving:
+        what = "deleted" if run.code in gone else "stays, because somebody uses it now" if deletes else "goes"
+        yield f"{run.code} {what}: {reason}; {size / 1e6:,.1f} MB; {run.name}"
+    for why, n in sorted(plan.staying.items()):
+        yield f"{n} more would go and {'stays' if n == 1 else 'stay'}: {why}."
+    n_left = plan.n_bytes - plan.n_bytes_left
+    yield f"{len(plan.leaving)} runs, {n_left / 1e9:.2f} GB of {plan.n_bytes / 1e9:.2f} GB."
+    if plan.leaving and not deletes:
+        yield "Nothing was deleted. Say --delete to delete them."
 
 
 def _number(text: str) -> int:

@@ -1,6 +1,5 @@
 """Search the tokens, findings or metadata of a run, or of all runs."""
 
-import json
 import time
 from argparse import ArgumentParser
 from typing import Any
@@ -43,18 +42,10 @@ class Command(TerminalCommand):
         complete = not parts[-1].next and not any(part.too_slow for part in parts)
         for note in dict.fromkeys(note for part in parts for note in part.notes):
             self.stderr.write(note)
-        if options["json"]:
-            values = [result_value(result) for result in results]
-            self.stdout.write(json.dumps({"results": values, "complete": complete}))
-            return
-        for result in results:
-            place = "" if result.start is None else f", tokens {result.start}-{result.stop}"
-            where = f" step {result.step}" if result.row is None and result.step is not None else ""
-            where = where or ("" if result.row is None else f" row {result.row}")
-            self.stdout.write(f"{line_of(result.external_id)} ({result.trajectory}){where}{place}")
-            self.stdout.write(f"    {line_of(result.before)}[{line_of(result.text)}]{line_of(result.after)}")
         cut = "" if complete else " A limit cut the search: --limit and --seconds raise it."
-        self.stdout.write(f"{len(results):,} result{'s' * (len(results) != 1)}.{cut}")
+        end = f"{len(results):,} result{'s' * (len(results) != 1)}.{cut}"
+        value = {"results": [result_value(result) for result in results], "complete": complete}
+        self.print_result(options["json"], value, [*map(_lines, results), end])
 
     @staticmethod
     def _parts(question: SearchQuestion, run: Run | None, limit: int, seconds: float) -> list[SearchedPart]:
@@ -65,6 +56,14 @@ class Command(TerminalCommand):
             n_left = limit - sum(len(part.results) for part in parts)
             parts.append(search(EVERYTHING, question, run, cursor, n_left, max(late - time.monotonic(), 0)))
         return parts
+
+
+def _lines(found: SearchHit) -> str:
+    place = "" if found.start is None else f", tokens {found.start}-{found.stop}"
+    where = f" step {found.step}" if found.row is None and found.step is not None else ""
+    where = where or ("" if found.row is None else f" row {found.row}")
+    text = f"{line_of(found.before)}[{line_of(found.text)}]{line_of(found.after)}"
+    return f"{line_of(found.external_id)} ({found.trajectory}){where}{place}\n    {text}"
 
 
 def result_value(found: SearchHit) -> dict[str, Any]:
