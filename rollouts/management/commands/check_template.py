@@ -14,6 +14,7 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from rollout_inspector.commands.remedies import sentence_of
+from rollout_inspector.commands.tokenizer_options import template_text
 from rollout_inspector.guard.fail_rules import ExitStatus
 from rollout_inspector.guard.text_files import read_text
 from rollout_inspector.refusal import Refusal
@@ -40,7 +41,7 @@ class Command(TerminalCommand):
             metavar="NAME_OR_DIR",
             help="a registered tokenizer, a tokenizer's folder, or a hub id with a revision: org/name@revision",
         )
-        parser.add_argument("--chat-template", metavar="FILE", help="a Jinja file; default: the tokenizer's own")
+        parser.add_argument("--chat-template", metavar="FILE", help="a Jinja file, or renderer:NAME")
         parser.add_argument("--tools", metavar="FILE", help="a JSON file with a list of function schemas")
         parser.add_argument("--kwargs", metavar="JSON", help='e.g. {"enable_thinking": false}')
         parser.add_argument("--conversation", metavar="FILE", help="a JSON file with your own list of messages")
@@ -74,7 +75,7 @@ class Command(TerminalCommand):
         name = options["tokenizer"]
         tokenizer = resolve_tokenizer(name, project_named(options["project"])) if name else None
         if options["chat_template"]:
-            text = read_text(options["chat_template"], "The chat template")
+            text = template_text(options["chat_template"], "The chat template")
         elif tokenizer is not None and tokenizer.chat_template is not None:
             text = tokenizer.chat_template
         elif tokenizer is not None:
@@ -85,7 +86,7 @@ class Command(TerminalCommand):
             tokenizer,
             text,
             tools=_json_list(options["tools"], tools_problem),
-            kwargs=_json_text(options["kwargs"]),
+            kwargs=_json_value(options["kwargs"] or "{}", "--kwargs", dict, "be one JSON object"),
             conversation=_json_list(options["conversation"], messages_problem),
         )
         if options["repair"]:
@@ -204,27 +205,20 @@ def resolve_tokenizer(name: str, project: Project) -> LoadedTokenizer:
     return tokenizer
 
 
-def _json_text(text: str | None) -> dict[str, Any] | None:
-    if not text:
-        return None
+def _json_value(text: str, place: str, kind: type, words: str) -> Any:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise Refusal(f"--kwargs is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise Refusal("--kwargs must be one JSON object.")
+        raise Refusal(f"{place} is not JSON: {error}") from error
+    if not isinstance(value, kind):
+        raise Refusal(f"{place} must {words}.")
     return value
 
 
 def _json_list(path: str | None, problem_of: Callable[[list[Any]], str]) -> list[dict[str, Any]] | None:
     if not path:
         return None
-    try:
-        value = json.loads(read_text(path, "The file"))
-    except (ValueError, RecursionError) as error:
-        raise Refusal(f"{path} is not JSON: {error}") from error
-    if not isinstance(value, list):
-        raise Refusal(f"{path} must hold a JSON list of objects.")
+    value: list[Any] = _json_value(read_text(path, "The file"), path, list, "hold a JSON list of objects")
     if problem := problem_of(value):
         raise Refusal(f"{path}: {problem}")
     return value
