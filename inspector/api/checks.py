@@ -32,7 +32,7 @@ class CheckAsked(Body):
     tokenizer: Text = ""
     """Name of a registered tokenizer; empty = characters are compared."""
     chat_template: LongText = ""
-    """Jinja text; empty = the tokenizer's own."""
+    """Jinja text, or renderer:NAME; empty = the tokenizer's own."""
     label: Text = ""
     """What the chat template is called."""
     tools: list[dict[str, Any]] | None = None

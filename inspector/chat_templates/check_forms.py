@@ -10,6 +10,7 @@ from django.conf import settings
 
 from inspector.web.forms import PlainForm, TemplateFileField, code_area
 from rollout_inspector.streams.messages import messages_problem, tools_problem
+from rollout_inspector.text.chat_templates import is_renderer
 from rollouts.store.chat_templates.tokenizers import tokenizers_of
 from rollouts.store.models import Project, Tokenizer
 
@@ -112,7 +113,7 @@ class TemplateCheckForm(PlainForm):
     revision = forms.CharField(max_length=100, required=False, help_text="A commit, a tag, or a branch such as main.")
     chat_template = forms.CharField(
         required=False, strip=False, label="Chat template", widget=code_area(10),
-        help_text="Jinja text. Leave it empty to check the tokenizer's own template.",
+        help_text="Jinja text, or renderer:NAME. Leave it empty to check the tokenizer's own template.",
     )
     chat_template_file = TemplateFileField(
         MAX_TEMPLATE_BYTES, must_render=False, label="Chat template as a file",
@@ -172,6 +173,8 @@ class TemplateCheckForm(PlainForm):
             self.add_error("chat_template", "This text is larger than 1 MB; a chat template is not.")
         if not text.strip() and not sources and not self.errors:
             self.add_error("chat_template", "Paste a chat template, or choose a tokenizer that has one.")
+        if is_renderer(text) and not sources:
+            self.add_error("tokenizer", "A renderer writes ids: choose a tokenizer.")
         # A browser sends CRLF. The file of the template has LF, and the hash of its text names the template.
         cleaned["text"] = text.replace("\r\n", "\n")
         return cleaned

@@ -16,6 +16,7 @@ from inspector.web.twins import page
 from rollouts.jobs import template_checks
 from rollouts.jobs.broker import send_job
 from rollouts.store.chat_templates.chat_templates import find_chat_template, project_with_template
+from rollouts.store.chat_templates.template_checks import renderer_checks
 from rollouts.store.chat_templates.tokenizers import list_tokenizers, tokenizers_of, tokenizers_with_template
 from rollouts.store.models import ChatTemplate, Project, Role, Tokenizer
 
@@ -29,6 +30,8 @@ def matrix(request: HttpRequest) -> HttpResponse:
         for tokenizer in tokenizers_with_template(reader.limit(list_tokenizers(reader), least=Role.MEMBER), texts=True):
             assert tokenizer.chat_template is not None
             _ask(tokenizer, tokenizer.chat_template, request, tokenizer.project)
+        for check in renderer_checks(reader, least=Role.MEMBER):
+            _ask(check.tokenizer, check.chat_template, request, check.project)
         return redirect("templates-matrix")
     matrix_page = _matrix(request)
     legend = [

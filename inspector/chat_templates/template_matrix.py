@@ -12,7 +12,7 @@ from django.http import QueryDict
 from inspector.chat_templates.tokenizers_page import TokenizerValues
 from inspector.web.twins import Page
 from rollouts.jobs import template_checks
-from rollouts.store.chat_templates.template_checks import find_checks
+from rollouts.store.chat_templates.template_checks import find_checks, renderer_checks
 from rollouts.store.chat_templates.tokenizers import list_tokenizers, tokenizers_with_template
 from rollouts.store.models import TemplateCheck, Tokenizer
 from rollouts.store.people.access import Access
@@ -83,7 +83,7 @@ Asked = Mapping[str | None, Mapping[str, Any]]  # Code of a check -> its probes,
 
 
 def matrix(access: Access, params: QueryDict, names_projects: bool) -> MatrixPage:
-    """The matrix with the filter of an address. Two queries. ``names_projects``: each column names its project."""
+    """The matrix with the filter of an address. Three queries. ``names_projects``: each column names its project."""
     name, purpose = params.get("name", "")[:100], params.get("purpose", "")[:60]
     show = params.get("show", "all") if params.get("show") in SHOW_CHOICES else "all"
     project = params.get("project", "")[:64]
@@ -93,8 +93,14 @@ def matrix(access: Access, params: QueryDict, names_projects: bool) -> MatrixPag
         for tokenizer in tokenizers
     }
     checks = find_checks(codes.values())
-    probes_by_code: Asked = {code: (check.cells or {}).get("probes", {}) for code, check in checks.items()}
     columns = [_column(tokenizer, checks.get(codes[tokenizer.pk]), names_projects) for tokenizer in tokenizers]
+    for check in renderer_checks(access):
+        if (tokenizer := check.tokenizer) and check.code not in checks and project in ("", check.project.code):
+            checks[check.code] = check
+            name = f"{tokenizer.name}, {check.template_name}"
+            template = check.chat_template_id
+            columns.append(_column(tokenizer, check, names_projects, name=name, source="", chat_template=template))
+    probes_by_code: Asked = {code: (check.cells or {}).get("probes", {}) for code, check in checks.items()}
     columns_shown = [column for column in columns if name.lower() in column.name.lower()]
     revisions = _revisions(columns, probes_by_code)
     newest = params.get("revisions") == "newest"
@@ -120,13 +126,15 @@ def matrix(access: Access, params: QueryDict, names_projects: bool) -> MatrixPag
     )
 
 
-def _column(tokenizer: Tokenizer, check: TemplateCheck | None, names_projects: bool) -> TokenizerValues:
+def _column(
+    tokenizer: Tokenizer, check: TemplateCheck | None, names_projects: bool, **of_check: str
+) -> TokenizerValues:
     cells = (check.cells or {}) if check else {}
     return TokenizerValues.of(
         tokenizer, tokenizer.project.name if names_projects else None, code=check.code if check else None,
         status="missing" if check is None or is_missing(check) else check.status, error=check.error if check else "",
         prefix_preserving=cells.get("prefix_preserving"),
-        cells={probe: word_of(cell) for probe, cell in cells.get("probes", {}).items()},
+        cells={probe: word_of(cell) for probe, cell in cells.get("probes", {}).items()}, **of_check,
     )
 
 

@@ -127,5 +127,5 @@ class TokenizerValues(Page):
         """A tokenizer whose project is loaded, and what the matrix shows of its check."""
         return from_columns(
             cls, tokenizer, project=project, project_code=tokenizer.project.code,
-            chat_template=tokenizer.chat_template_id, **check,
+            **{"chat_template": tokenizer.chat_template_id} | check,
         )

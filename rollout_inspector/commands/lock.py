@@ -5,12 +5,12 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from rollout_inspector.commands.template_options import add_template_options, load_template, template_paths
-from rollout_inspector.commands.tokenizer_options import RENDERER
 from rollout_inspector.guard.checked_templates import CheckedTemplate, check_template
 from rollout_inspector.guard.template_lock import LOCK_TIME, lock_text, name_in_lock
 from rollout_inspector.guard.text_files import check_place, write_whole
 from rollout_inspector.outputs import line_of
 from rollout_inspector.refusal import Refusal
+from rollout_inspector.text.chat_templates import is_renderer
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -26,7 +26,7 @@ def run(options: Namespace) -> int:
     checked: dict[str, CheckedTemplate] = {}
     check_place(options.output, "--output")
     for path in template_paths(options.paths):
-        if path.startswith(RENDERER):
+        if is_renderer(path):
             raise Refusal(f"{path} cannot be locked: it has no text. Pin the version of the package renderers.")
         if os.path.realpath(path) == os.path.realpath(options.output):
             raise Refusal(f"--output {path}: it is the template. Name another file.")

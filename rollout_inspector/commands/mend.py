@@ -65,7 +65,7 @@ def _remake(slug: str, tokenizer: LoadedTokenizer | None, renderer: TemplateRend
         context = Context.without_renderer(why)
         return lambda trajectory: replay(trajectory, STRATEGIES[slug], context)
     context = Context(tokenizer, renderer, tokenizer.stop_ids, bridge=renderer.bridge)
-    parse = renderer.parse or parser_of(tokenizer, renderer)
+    parse = parser_of(tokenizer, renderer)
     return lambda trajectory: replay(with_replies(trajectory, parse), STRATEGIES[slug], context)
 
 

@@ -4,9 +4,8 @@ from argparse import ArgumentParser
 from collections.abc import Iterator
 from pathlib import Path
 
-from rollout_inspector.commands.tokenizer_options import RENDERER, load_tokenizer, package_renderer, template_text
+from rollout_inspector.commands.tokenizer_options import load_tokenizer, template_text
 from rollout_inspector.refusal import Refusal
-from rollout_inspector.text.chat_templates import TemplateRenderer
 from rollout_inspector.text.tokenizers import LoadedTokenizer
 
 OF_A_TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
@@ -43,17 +42,12 @@ def _below(place: Path, name: str) -> Iterator[str]:
     yield from map(str, sorted([*folders, *templates]))
 
 
-def load_template(path: str, tokenizer: str | None) -> tuple[str, LoadedTokenizer | None, TemplateRenderer | None]:
-    """The template, the tokenizer, and the renderer in its place, of a tokenizer's folder, of a file, or of the name of
-    a renderer. Raises :class:`Refusal`."""
-    if path.startswith(RENDERER):
-        loaded = load_tokenizer(tokenizer)
-        renderer = package_renderer(loaded, path)
-        return renderer.chat_template, loaded, renderer
+def load_template(path: str, tokenizer: str | None) -> tuple[str, LoadedTokenizer | None]:
+    """The template and the tokenizer of a folder, of a file, or of ``renderer:NAME``. Raises :class:`Refusal`."""
     if not Path(path).is_dir() and Path(path).name != "tokenizer.json":
-        return template_text(path, "The chat template"), load_tokenizer(tokenizer), None
+        return template_text(path, "The chat template"), load_tokenizer(tokenizer)
     loaded = load_tokenizer(path, "")
     text = None if loaded is None else loaded.chat_template
     if text is None:
         raise Refusal(f"The tokenizer {path} has no chat template. Name a template file and --tokenizer {path}.")
-    return text, loaded, None
+    return text, loaded

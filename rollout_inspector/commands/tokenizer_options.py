@@ -11,7 +11,6 @@ from rollout_inspector.refusal import Refusal
 
 if TYPE_CHECKING:
     from rollout_inspector.text.chat_templates import TemplateRenderer
-    from rollout_inspector.text.chat_templates.package_renderer import PackageRenderer
     from rollout_inspector.text.tokenizers import LoadedTokenizer
 
 
@@ -20,10 +19,6 @@ def add_tokenizer_options(parser: ArgumentParser) -> None:
     parser.add_argument("--tokenizer", metavar="DIR", help="the folder that holds the tokenizer.json of the policy")
     about = "a Jinja file, or renderer:NAME; default: the tokenizer's own"
     parser.add_argument("--chat-template", metavar="FILE", help=about)
-
-
-RENDERER = "renderer:"
-"""What begins a name that stands for a renderer of the package ``renderers``, in place of a template's file."""
 
 
 def load_tokenizer(folder: str | None, option: str = "--tokenizer") -> LoadedTokenizer | None:
@@ -42,22 +37,15 @@ def load_tokenizer(folder: str | None, option: str = "--tokenizer") -> LoadedTok
 
 
 def template_text(path: str | Path, option: str = "--chat-template") -> str:
-    """The text of a chat template. Raises :class:`Refusal`."""
-    if str(path).startswith(RENDERER):
-        raise Refusal(f"{option} {path}: a renderer has no text, which is needed here. Name a template file.")
+    """The text of a chat template, or the name of a renderer as it is kept. Raises :class:`Refusal`."""
+    from rollout_inspector.text.chat_templates import is_renderer, kept_text
+
+    if is_renderer(str(path)):
+        return kept_text(str(path))
     text = read_text(path, option)
     if "\0" in text or not text.strip():
         raise Refusal(f"{option} {path} holds no template text. Name another file.")
     return text
-
-
-def package_renderer(tokenizer: LoadedTokenizer | None, name: str) -> PackageRenderer:
-    """The renderer of the package ``renderers`` that a name stands for. Raises :class:`Refusal`."""
-    if tokenizer is None:
-        raise Refusal(f"{name} needs --tokenizer: a renderer writes ids.")
-    from rollout_inspector.text.chat_templates.package_renderer import PackageRenderer
-
-    return PackageRenderer(tokenizer, name.removeprefix(RENDERER))
 
 
 def load_renderer(tokenizer: LoadedTokenizer | None, path: str | None) -> TemplateRenderer | None:
@@ -69,13 +57,10 @@ def load_renderer(tokenizer: LoadedTokenizer | None, path: str | None) -> Templa
         raise Refusal("--chat-template needs --tokenizer: what a template writes is compared as tokens.")
     from rollout_inspector.text import chat_templates
 
-    if path and path.startswith(RENDERER):
-        renderer: TemplateRenderer = package_renderer(tokenizer, path)
-    else:
-        text = template_text(path) if path else (tokenizer.chat_template if tokenizer is not None else None)
-        if text is None:
-            return None
-        renderer = chat_templates.renderer(tokenizer, text)
+    text = template_text(path) if path else (tokenizer.chat_template if tokenizer is not None else None)
+    if text is None:
+        return None
+    renderer = chat_templates.renderer(tokenizer, text)
     if problem := chat_templates.cannot_render(renderer):
         where = path or f"of {tokenizer.name if tokenizer else ''}"
         raise Refusal(f"The chat template {where} cannot be used. {problem} Mend it, or name another file.")

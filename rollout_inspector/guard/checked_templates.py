@@ -100,14 +100,13 @@ def purposes_of(words: str | Iterable[str]) -> tuple[Purpose, ...]:
 
 
 def check_template(
-    name: str, text: str, tokenizer: LoadedTokenizer | None = None,
-    renderer: chat_templates.TemplateRenderer | None = None, purposes: Sequence[Purpose] = (Purpose.TOOLS,),
+    name: str, text: str, tokenizer: LoadedTokenizer | None = None, purposes: Sequence[Purpose] = (Purpose.TOOLS,),
     now: str = "",
 ) -> CheckedTemplate:
     """Check a template that a user named; what cannot be rendered at all becomes an ``error``. ``now``: an ISO date
-    and time that templates with a clock are told; empty = the real one. ``renderer`` takes the template's place."""
+    and time that templates with a clock are told; empty = the real one."""
     try:
-        report, problem = chat_templates.check(tokenizer, text, now=now, renderer=renderer), ""
+        report, problem = chat_templates.check(tokenizer, text, now=now), ""
     except (RenderFailed, TokenizerUnusable) as error:
         report, problem = None, str(error)
     return CheckedTemplate(name, text, tokenizer, tuple(purposes), report, problem)

@@ -285,7 +285,8 @@ def launch(
     except Refusal as error:
         raise LaunchRefused({"environment": str(error)}) from error
     for field_name, chosen in (("chat_template", template), ("rows_chat_template", rows_template)):
-        if chosen is not None and chosen.sha256 != tokenizer.chat_template_id and fork is None:
+        of_worker = chosen is not None and chat_templates.is_renderer(chosen.text)  # installed code never runs here
+        if chosen is not None and chosen.sha256 != tokenizer.chat_template_id and fork is None and not of_worker:
             _try_template(field_name, tokenizer, chosen, tasks[0], settings.template_kwargs)
     with transaction.atomic():
         run = create_run(

@@ -8,8 +8,8 @@ from typing import Any
 from django.core.management.base import CommandError
 from django.db.models import QuerySet
 
-from rollout_inspector.guard.text_files import read_text
-from rollout_inspector.text import chat_templates
+from rollout_inspector.commands.tokenizer_options import template_text
+from rollout_inspector.text.chat_templates import cannot_render, is_renderer, renderer
 from rollouts.store.chat_templates.chat_templates import register_chat_template
 from rollouts.store.models import ChatTemplate, Project, Run, StoredTrajectory
 from rollouts.store.people.members import find_project_named, project_names, project_or_default
@@ -69,11 +69,10 @@ def json_object(text: str | None, option: str) -> dict[str, Any]:
 
 
 def read_chat_template(path: str | Path) -> str:
-    """A chat template that renders. Raises :class:`CommandError` with the line that cannot be used."""
-    text = read_text(path, "The chat template")
-    if "\0" in text or not text.strip():
-        raise CommandError(f"{path} holds no template text. Name another file.")
-    if problem := chat_templates.cannot_render(chat_templates.renderer(None, text)):
+    """A chat template that renders, or the name of a renderer as it is kept. Raises :class:`CommandError` with the line
+    that cannot be used, and :class:`Refusal`."""
+    text = template_text(path, "The chat template")
+    if not is_renderer(text) and (problem := cannot_render(renderer(None, text))):
         raise CommandError(f"The chat template {path} cannot be used. {problem} Mend it, or name another file.")
     return text
 

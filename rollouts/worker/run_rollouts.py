@@ -132,7 +132,7 @@ class _Work:
 
     def _do(self) -> str:
         from rollout_inspector.streams.strategies import STRATEGIES, start
-        from rollout_inspector.text.chat_templates import wants_call_ids
+        from rollout_inspector.text.chat_templates import is_renderer, wants_call_ids
         from rollout_inspector.text.replies.parsing import Way, parser, way_of
         from rollouts.sampling.engines.vllm_engine import tool_call_reader
 
@@ -143,8 +143,8 @@ class _Work:
         assert run.tokenizer is not None and run.chat_template is not None
         load = partial(load_tokenizer, run.tokenizer.files_sha256)
         tokenizer = try_again(load, should_stop=self._is_to_stop)
-        context = self.context = _context(run, tokenizer)
         try:
+            context = self.context = _context(run, tokenizer)
             self._start = try_again(partial(fork_start, run), should_stop=self._is_to_stop)
         except Refusal as refusal:
             return refusal.sentence
@@ -161,8 +161,9 @@ class _Work:
         limits = RolloutLimits(
             sampling, settings.max_turns, settings.environment_seconds, live_trajectories(model, run.engine)
         )
+        own = getattr(context.renderer, "parse", None)
         try:
-            if parser_name := str(model.options.get("tool_call_parser", "")):
+            if own is None and (parser_name := str(model.options.get("tool_call_parser", ""))):
                 way: Way = tool_call_reader(parser_name, tokenizer.hf), f"vLLM's parser {parser_name}", ""
             else:
                 way = way_of(tokenizer, context.renderer)
@@ -177,7 +178,7 @@ class _Work:
                     engine_of(model, run.engine),
                     ENVIRONMENTS[run.environment](),
                     lambda: start(STRATEGIES[run.strategy], context),
-                    parser(tokenizer.hf, tokenizer.stop_ids, way[0]),
+                    parser(tokenizer.hf, tokenizer.stop_ids, way[0], own),
                     limits,
                     prefetcher.more,
                     recorder.steps,
@@ -185,7 +186,7 @@ class _Work:
                     lambda: self._is_to_stop() or recorder.error is not None,
                     settings.template_kwargs,
                     policy_version=run.model,
-                    call_ids=any(wants_call_ids(template.text) for template in _templates(run)),
+                    call_ids=any(is_renderer(t.text) or wants_call_ids(t.text) for t in _templates(run)),
                 ).run()
                 recorder.close()
                 if recorder.error is not None:
@@ -252,7 +253,7 @@ def _templates(run: Run) -> list[ChatTemplate]:
 
 def _context(run: Run, tokenizer: LoadedTokenizer) -> Context:
     from rollout_inspector.streams.strategies import Context
-    from rollout_inspector.text.chat_templates import renderer
+    from rollout_inspector.text.chat_templates import cannot_render, is_renderer, renderer
     from rollouts.jobs.replays.renderers_package import bridges_of
 
     contexts = []
@@ -261,6 +262,8 @@ def _context(run: Run, tokenizer: LoadedTokenizer) -> Context:
         rendering = renderer(
             tokenizer, template.text, run.created_at.isoformat(), faults_in(run.pk, template.text)
         )
+        if is_renderer(template.text) and (problem := cannot_render(rendering)):
+            raise Refusal(problem)
         bridge = bridges_of(tokenizer, rendering)
         contexts.append(Context(tokenizer, rendering, tokenizer.stop_ids, bridge=bridge))
     prompts, *rows = contexts

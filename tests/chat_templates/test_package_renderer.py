@@ -37,11 +37,15 @@ def installed() -> None:
 
 
 def made(corpus: Path, name: str) -> PackageRenderer:
-    return PackageRenderer(load(corpus / "tokenizers" / FITTING.get(name, name)), name)
+    renderer = chat_templates.renderer(
+        load(corpus / "tokenizers" / FITTING.get(name, name)), chat_templates.kept_text(f"renderer:{name}")
+    )
+    assert isinstance(renderer, PackageRenderer)
+    return renderer
 
 
 def checked(renderer: PackageRenderer) -> chat_templates.CheckReport:
-    return chat_templates.check(renderer.tokenizer, renderer.chat_template, renderer=renderer)
+    return chat_templates.check(renderer.tokenizer, renderer.chat_template)
 
 
 def report(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, list[dict[str, Any]]]:
@@ -178,13 +182,14 @@ def test_what_cannot_be_used_is_said(
     assert status == 2 and "The renderer deepseek-v4 cannot be made: " in other["reasons"][0]
     for arguments, sentence in (
         (["template", "renderer:nobody", *folder], "has no renderer 'nobody'. It has: deepseek-r1, "),
-        (["template", "renderer:qwen3"], "renderer:qwen3 needs --tokenizer"),
         (["lock", "renderer:qwen3", *folder, "-o", str(tmp_path / "lock")], "cannot be locked: it has no text"),
         (["check", "none.jsonl", "--chat-template", "renderer:deepseek-v4", *folder], "cannot be made"),
-        (["open", str(tmp_path), "--chat-template", "renderer:qwen3", *folder], "a renderer has no text"),
+        (["open", str(tmp_path), "--chat-template", "renderer:deepseek-v4", *folder], "cannot be made"),
     ):
         assert main(arguments) == 2
         assert sentence in capsys.readouterr().err
+    assert main(["template", "renderer:qwen3"]) == 2
+    assert "A renderer writes ids, so it needs a tokenizer." in capsys.readouterr().out
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert main(["template", "renderer:qwen3", *folder]) == 2
     assert "pip install 'rollout-inspector[renderers]'" in capsys.readouterr().err

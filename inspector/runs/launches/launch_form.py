@@ -13,8 +13,9 @@ from inspector.chat_templates.check_forms import JsonField
 from inspector.web.forms import PlainForm, TemplateFileField, code_area
 from inspector.web.twins import Page
 from rollout_inspector.diagnose.full_render import COMPARE
+from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.strategies import STRATEGIES
-from rollouts.jobs.launch import LaunchSettings, served_models
+from rollouts.jobs.launch import LaunchRefused, LaunchSettings, served_models
 from rollouts.jobs.template_checks import repairs_of
 from rollouts.sampling.engines import engine_spec
 from rollouts.sampling.environments import ENVIRONMENTS, FAMILY_OF, PromptsRejected, Task, read_prompts
@@ -71,7 +72,8 @@ def _environments() -> list[Any]:
 
 
 def _pasted(label: str) -> forms.CharField:
-    return forms.CharField(required=False, strip=False, max_length=1 << 20, label=label, widget=code_area(4))
+    words: dict[str, Any] = {"label": label, "help_text": "Jinja text, or renderer:NAME."}
+    return forms.CharField(required=False, strip=False, max_length=1 << 20, widget=code_area(4), **words)
 
 
 class NewRunForm(PlainForm):
@@ -196,11 +198,14 @@ class NewRunForm(PlainForm):
             cleaned[f"{name}_new"] = (uploaded, str(self.files[f"{name}_file"]))
 
     def launch_settings(self) -> LaunchSettings:
-        """The launch that a valid form asks for. New templates are registered."""
+        """The launch that a valid form asks for. New templates are registered. Raises :class:`LaunchRefused`."""
         values = dict(self.cleaned_data)
         for name in TEMPLATES:
             if new := self.cleaned_data.get(f"{name}_new"):
-                values[name] = register_chat_template(new[0], new[1], self.project).sha256
+                try:
+                    values[name] = register_chat_template(new[0], new[1], self.project).sha256
+                except Refusal as refusal:
+                    raise LaunchRefused({f"{name}_text": refusal.sentence}) from refusal
         return LaunchSettings.of(values)
 
     def add_problems(self, problems: dict[str, str]) -> None:

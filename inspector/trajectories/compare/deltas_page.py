@@ -26,7 +26,7 @@ from rollout_inspector.streams.interfaces import Codec, Conversation, Renderer, 
 from rollout_inspector.streams.prefix import common_length
 from rollout_inspector.streams.strategies.appending import FORMS, dummy_conversation
 from rollout_inspector.streams.trajectory import Ids, Origin, Origins, Tokens, plain_tokens
-from rollout_inspector.text.chat_templates import renderer
+from rollout_inspector.text.chat_templates import is_renderer, renderer
 from rollout_inspector.text.html.tokens import TokenPainter, painter_of
 from rollout_inspector.text.tokenizers import TokenizerUnusable
 from rollouts.store import models
@@ -255,6 +255,8 @@ def _renders(
             problem="No chat template is known: import with one (--chat-template FILE), or register the tokenizer "
             "with its template."
         )
+    if is_renderer(template):
+        return Renders(problem="A renderer is installed code, which only a worker runs. Its renders are not shown.")
     if run.tokenizer is None:
         return Renders(problem="No tokenizer is known, and the template names its tokens.")
     tools, kwargs = _body(step.tools), _body(step.template_kwargs)

@@ -2,6 +2,7 @@
 installed code, so it runs in this process and nothing limits it. The tokenizer that it asks stays in its own."""
 
 import importlib.util
+import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from importlib.metadata import version
@@ -10,13 +11,43 @@ from typing import Any
 import numpy as np
 
 from rollout_inspector.refusal import Refusal
-from rollout_inspector.streams.interfaces import Conversation
+from rollout_inspector.streams.interfaces import Conversation, RenderFailed
 from rollout_inspector.streams.recorded_renders import NOW
 from rollout_inspector.streams.strategies.protocol import Extends, Tools
 from rollout_inspector.streams.trajectory import Ids, Message, ids_array
 from rollout_inspector.text.chat_templates.sandbox.client import Rendered
-from rollout_inspector.text.chat_templates.sandbox.render import TemplateRenderer
+from rollout_inspector.text.chat_templates.sandbox.render import TemplateRenderer, TemplateTokenizer
+from rollout_inspector.text.processes import Faults
 from rollout_inspector.text.tokenizers import LoadedTokenizer
+
+MAX_KEPT = 64
+NO_TEXT = "A renderer is installed code, so it has no text that could be changed."
+_NAMED = re.compile(r"\s*renderer:([\w.-]+)(?: of renderers ([\w.+-]+))?\s*")
+
+
+def is_renderer(chat_template: str) -> bool:
+    """Whether the text of a chat template names a renderer of the package: ``renderer:NAME``."""
+    return _NAMED.fullmatch(chat_template) is not None
+
+
+def kept_text(chat_template: str) -> str:
+    """The text under which a chat template is kept: after ``renderer:NAME`` the version of the package is written, any
+    other text is unchanged. Raises :class:`Refusal` for a name that the installed package does not have."""
+    match = _NAMED.fullmatch(chat_template)
+    if match is None or match[2]:
+        return chat_template
+    if match[1] not in (names := renderer_names()):
+        raise Refusal(f"The package renderers has no renderer {match[1]!r}. It has: {', '.join(names)}.")
+    return f"renderer:{match[1]} of renderers {version('renderers')}"
+
+
+def renderer(
+    tokenizer: TemplateTokenizer | None, chat_template: str, now: str = "", faults: Faults | None = None
+) -> TemplateRenderer:
+    """What renders a chat template: Jinja text in the sandbox, ``renderer:NAME`` by a renderer of the package. The
+    arguments are those of :class:`TemplateRenderer`. Where it cannot be made, each render fails with the reason."""
+    kind = PackageRenderer if is_renderer(chat_template) else TemplateRenderer
+    return kind(tokenizer, chat_template, now, faults)
 
 
 def renderer_names() -> list[str]:
@@ -32,18 +63,13 @@ def renderer_names() -> list[str]:
 
 class PackageRenderer(TemplateRenderer):
     """A renderer by its name. It writes ids: the text of a render is what they decode to. ``chat_template`` says which
-    renderer of which version it is. Raises :class:`Refusal` for a name that the package does not have."""
+    renderer it is, and of which version if it was kept (:func:`kept_text`)."""
 
-    def __init__(self, tokenizer: LoadedTokenizer, name: str) -> None:
-        if name not in (names := renderer_names()):
-            raise Refusal(f"The package renderers has no renderer {name!r}. It has: {', '.join(names)}.")
-        from renderers.configs import config_from_name
-
-        super().__init__(tokenizer, f"renderer:{name} of renderers {version('renderers')}")
-        self.name = name
-        self._codec = tokenizer
-        self._config: Any = config_from_name(name)
-        self.reads_clock = "conversation_start_date" in self._config.template_field_names()
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        """They are those of :class:`TemplateRenderer`."""
+        super().__init__(*arguments, **options)
+        self.name = self.chat_template.split()[0].removeprefix("renderer:")
+        self._codec: Any = self.tokenizer
         self._renderers: dict[str, Any] = {}
 
     def render_many(self, conversations: Sequence[Conversation], lines: bool = False) -> list[Rendered]:
@@ -53,30 +79,46 @@ class PackageRenderer(TemplateRenderer):
     def _rendered(self, conversation: Conversation) -> Rendered:
         try:
             renderer = self._renderer(conversation.kwargs)
-        except Exception as error:  # it is written for another vocabulary, or wants files that are not here
-            return Rendered(error=f"The renderer {self.name} cannot be made: {error}", kind="forbidden")
-        try:
             messages, tools, _, prompted = deepcopy(conversation)
             ids = ids_array(renderer.render_ids([*messages], tools=tools and [*tools], add_generation_prompt=prompted))
+        except RenderFailed as error:
+            return Rendered(error=str(error), kind="forbidden")
         except Exception as error:  # it may fail on a message that its model never saw
             return Rendered(error=f"The renderer raises: {type(error).__name__}: {error}", kind="raises")
         ids.flags.writeable = False
         return Rendered(self._codec.decode(ids), ids=ids)
 
     def _renderer(self, kwargs: Mapping[str, Any] | None) -> Any:
-        """The object of the package under these template kwargs."""
-        from renderers.base import create_renderer, merge_chat_template_kwargs
-
-        arguments = dict(kwargs or {})
-        if (now := arguments.pop(NOW, None)) and self.reads_clock:
-            arguments.setdefault("conversation_start_date", str(now)[:10])
-        key = repr(sorted(arguments.items(), key=repr))
+        """The object of the package under these template kwargs. Raises :class:`RenderFailed`."""
+        arguments = self._clock | dict(kwargs or {})
+        day = str(arguments.pop(NOW, ""))[:10]
+        key = repr((day, sorted(arguments.items(), key=repr)))
         if key not in self._renderers:
-            config = merge_chat_template_kwargs(self._config, arguments)
-            renderer = self._renderers[key] = create_renderer(_Tokenizer(self._codec), config)
-            claim = "is" if renderer.is_prefix_stable else "may not be"
-            self.notes = [f"Rendered by {self.chat_template}, which says of itself that it {claim} prefix-stable."]
+            if len(self._renderers) >= MAX_KEPT:
+                self._renderers.clear()
+            try:
+                self._renderers[key] = self._made(arguments, day)
+            except Exception as error:  # it is written for another vocabulary, or wants files that are not here
+                raise RenderFailed(f"The renderer {self.name} cannot be made: {error}") from error
         return self._renderers[key]
+
+    def _made(self, arguments: dict[str, Any], day: str) -> Any:
+        if self._codec is None:
+            raise Refusal("A renderer writes ids, so it needs a tokenizer.")
+        installed = kept_text(f"renderer:{self.name}")
+        if " of " in self.chat_template and installed != self.chat_template:
+            raise Refusal(f"Installed is {installed}, and this is {self.chat_template}: they may write other tokens.")
+        from renderers.base import create_renderer, merge_chat_template_kwargs
+        from renderers.configs import config_from_name
+
+        config: Any = config_from_name(self.name)
+        self.reads_clock = "conversation_start_date" in config.template_field_names()
+        if day and self.reads_clock:
+            arguments.setdefault("conversation_start_date", day)
+        renderer = create_renderer(_Tokenizer(self._codec), merge_chat_template_kwargs(config, arguments))
+        claim = "is" if renderer.is_prefix_stable else "may not be"
+        self.notes = [f"Rendered by {self.chat_template}, which says of itself that it {claim} prefix-stable."]
+        return renderer
 
     def parse(
         self, prompt_ids: Ids, completion_ids: Ids, tools: Tools = None, kwargs: Mapping[str, Any] | None = None

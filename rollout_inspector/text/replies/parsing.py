@@ -22,16 +22,21 @@ _CALL_ID_LENGTH = 9
 _THINK = re.compile(r"^\s*<think>(.*?)</think>\s*", re.DOTALL)
 
 
-def parser(tokenizer: Any, stop_ids: frozenset[int], read: Reader | None = None) -> Parse:
-    """Returns a parser that reads calls by ``read``. Without ``read`` the tokenizer's own response parsing is used. A
-    tokenizer without one gets :func:`plain`. ``tokenizer`` is a transformers tokenizer; with ``read``, any codec."""
+def parser(
+    tokenizer: Any, stop_ids: frozenset[int], read: Reader | None = None, own: Parse | None = None
+) -> Parse:
+    """Returns a parser that reads replies by ``own``, which may raise, or calls by ``read``. Without both the
+    tokenizer's own response parsing is used. A tokenizer without one gets :func:`plain`. ``tokenizer`` is a
+    transformers tokenizer; with ``read``, any codec."""
     template = _compiled(getattr(tokenizer, "response_template", None)) if read is None else None
 
     def parse(prompt_ids: Ids, completion_ids: Ids, tools: Tools = None) -> dict[str, Any]:
         is_stopped = len(completion_ids) and int(completion_ids[-1]) in stop_ids
         ids = completion_ids[:-1] if is_stopped else completion_ids
-        if template is not None:
+        if own is not None or template is not None:
             try:
+                if own is not None:
+                    return own(prompt_ids, completion_ids, tools)
                 prefix = tokenizer.decode(prompt_ids[-_TAIL:].tolist())
                 message = tokenizer.parse_response(completion_ids.tolist(), template, prefix=prefix)
                 if isinstance(message, Mapping):
@@ -162,6 +167,8 @@ def _found(tokenizer: Any, renderer: Renderer, is_configured: bool) -> Way:
         and _begins_alike(tokenizer, renderer)
     ):
         return None, "the tokenizer's response template", ""
+    if getattr(renderer, "parse", None) is not None:
+        return plain, "by the renderer", ""
     read = learn(renderer)
     if read is plain:
         return read, "<tool_call> blocks with JSON, as the chat template writes them", ""
@@ -190,4 +197,4 @@ def form_of(tokenizer: Any, renderer: Renderer) -> Way:
 def parser_of(tokenizer: Any, renderer: Renderer) -> Parse:
     """The parser of replies for any tokenizer. It reads calls in the form that the chat template writes. A response
     template of the tokenizer is not used: it is a program that would run in this process."""
-    return parser(tokenizer, tokenizer.stop_ids, form_of(tokenizer, renderer)[0])
+    return parser(tokenizer, tokenizer.stop_ids, form_of(tokenizer, renderer)[0], getattr(renderer, "parse", None))

@@ -10,6 +10,7 @@ from rollout_inspector.diagnose.finding import Axis, Finding
 from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.prefix import link_steps
 from rollout_inspector.streams.trajectory import Step, Trajectory
+from rollout_inspector.text.chat_templates import is_renderer
 from rollouts.jobs.exports.reproduce_rows import NEEDS_TOKENIZER, TURNS, Check, row_material
 
 NEEDS_ENCODER = {"noncanonical_sampling"}
@@ -149,14 +150,15 @@ def script(
         parts.append(_FROM_HUB.format(tokenizer=ascii(tokenizer), revision=ascii(revision or None)))
     parts.append(_literal("EVIDENCE", finding.evidence))
     parts += [_literal(key, value) for key, value in data.items()]
+    of_code = is_renderer(chat_template or "")  # the script renders by transformers, so such a render is left out
     if has_tokenizer:
         parts.append(_literal("CHAT_TEMPLATE", chat_template) + _TOKENIZER)
-        if step is not None and step.request is not None and finding.axis != Axis.ROW:
+        if step is not None and step.request is not None and finding.axis != Axis.ROW and not of_code:
             parts.append(_literal("MESSAGES", list(step.request.messages)))
             parts.append(_literal("TOOLS", list(step.request.tools) if step.request.tools is not None else None))
             parts.append(_literal("TEMPLATE_KWARGS", dict(step.request.chat_template_kwargs)) + _RENDER)
-    elif code == TURNS:
-        code = "HEADER = []\n"  # without a tokenizer nothing is rendered
+    if code == TURNS and (of_code or not has_tokenizer):
+        code = "HEADER = OPENED = []\n"  # without a tokenizer nothing is rendered
     parts.append(code)
     parts += [f"assert {expression}, {message!r}\n" for expression, message in checks]
     if encoder:

@@ -4,12 +4,13 @@ renderer is found by what it renders. A model's name would be wrong for a fine-t
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rollout_inspector.streams.interfaces import Conversation, Renderer, RenderFailed
+from rollout_inspector.streams.interfaces import Conversation, RenderFailed
 from rollout_inspector.streams.strategies.appending import Bridge
 from rollout_inspector.streams.strategies.protocol import Extends, StrategyRefused
 from rollout_inspector.streams.trajectory import Message
 from rollout_inspector.text.chat_templates.package_renderer import PackageRenderer, renderer_names
 from rollout_inspector.text.chat_templates.probes.message_shape import CALC, TOOLS, MessageShape, Tool
+from rollout_inspector.text.chat_templates.sandbox.render import TemplateRenderer
 from rollout_inspector.text.tokenizers import LoadedTokenizer
 
 _LEFT_OUT = {"gpt-oss"}  # It fetches a vocabulary from the network.
@@ -31,9 +32,11 @@ PROBES: tuple[tuple[list[Message], Sequence[Tool] | None], ...] = (
 )
 
 
-def bridges_of(tokenizer: LoadedTokenizer, renderer: Renderer) -> Callable[[Mapping[str, Any]], Extends]:
+def bridges_of(tokenizer: LoadedTokenizer, renderer: TemplateRenderer) -> Callable[[Mapping[str, Any]], Extends]:
     """Returns a function from template kwargs to the object that extends streams of a tokenizer and a chat template. A
     process searches once. Calling the function raises :class:`StrategyRefused` with a sentence."""
+    if renderer.bridge is not None:
+        return renderer.bridge
 
     def bridge(kwargs: Mapping[str, Any]) -> Extends:
         key = (tokenizer.sha256, renderer.chat_template_sha256, repr(sorted(kwargs.items(), key=repr)))
@@ -49,7 +52,7 @@ def bridges_of(tokenizer: LoadedTokenizer, renderer: Renderer) -> Callable[[Mapp
     return bridge
 
 
-def _find(tokenizer: LoadedTokenizer, renderer: Renderer, kwargs: Mapping[str, Any]) -> Extends | str:
+def _find(tokenizer: LoadedTokenizer, renderer: TemplateRenderer, kwargs: Mapping[str, Any]) -> Extends | str:
     """The first renderer that renders every probe as the chat template does; else a sentence that says why not."""
     if lacking := Bridge.missing():
         return lacking
@@ -62,7 +65,7 @@ def _find(tokenizer: LoadedTokenizer, renderer: Renderer, kwargs: Mapping[str, A
             continue  # not every template takes tools or a system message
         conversations.append(conversation)
     for name in sorted({*renderer_names()} - _LEFT_OUT) if expected else ():
-        renders = (candidate := PackageRenderer(tokenizer, name)).render_many(conversations)
+        renders = (candidate := PackageRenderer(tokenizer, f"renderer:{name}")).render_many(conversations)
         if [None if render.ids is None else render.ids.tolist() for render in renders] == expected:
             return candidate.bridge(kwargs)
     return (

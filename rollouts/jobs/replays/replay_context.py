@@ -81,7 +81,9 @@ def _rendering(
             raise StrategyRefused(f"A text of this trajectory cannot be encoded. {error}") from error
 
     faults = faults_in(run.pk, text)
-    renderer = chat_templates.PrefetchingRenderer(loaded, text, encode, prefetch=pieces.prefetch, faults=faults)
+    renderer = chat_templates.renderer(loaded, text, faults=faults)
+    if not chat_templates.is_renderer(text):
+        renderer = chat_templates.PrefetchingRenderer(loaded, text, encode, prefetch=pieces.prefetch, faults=faults)
     context = Context(
         loaded, renderer, loaded.stop_ids, fast_encode=encode, bridge=renderers_package.bridges_of(loaded, renderer),
         keeps_prompts=not is_other,

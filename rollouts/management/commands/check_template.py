@@ -4,7 +4,6 @@ And some forty more questions: what breaks, on which line, and what mends it. Ex
 tool results, 1: not, 2: could not be checked.
 """
 
-import json
 import sys
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from rollout_inspector.commands.remedies import sentence_of
+from rollout_inspector.commands.tokenizer_options import template_text
 from rollout_inspector.guard.fail_rules import ExitStatus
 from rollout_inspector.guard.text_files import read_text
 from rollout_inspector.refusal import Refusal
@@ -40,7 +40,7 @@ class Command(TerminalCommand):
             metavar="NAME_OR_DIR",
             help="a registered tokenizer, a tokenizer's folder, or a hub id with a revision: org/name@revision",
         )
-        parser.add_argument("--chat-template", metavar="FILE", help="a Jinja file; default: the tokenizer's own")
+        parser.add_argument("--chat-template", metavar="FILE", help="a Jinja file, or renderer:NAME")
         parser.add_argument("--tools", metavar="FILE", help="a JSON file with a list of function schemas")
         parser.add_argument("--kwargs", metavar="JSON", help='e.g. {"enable_thinking": false}')
         parser.add_argument("--conversation", metavar="FILE", help="a JSON file with your own list of messages")
@@ -74,7 +74,7 @@ class Command(TerminalCommand):
         name = options["tokenizer"]
         tokenizer = resolve_tokenizer(name, project_named(options["project"])) if name else None
         if options["chat_template"]:
-            text = read_text(options["chat_template"], "The chat template")
+            text = template_text(options["chat_template"], "The chat template")
         elif tokenizer is not None and tokenizer.chat_template is not None:
             text = tokenizer.chat_template
         elif tokenizer is not None:

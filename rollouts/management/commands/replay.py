@@ -24,7 +24,7 @@ class Command(TerminalCommand):
         parser.add_argument("target", metavar="RUN_OR_TRAJECTORY", help="a code")
         parser.add_argument("--strategy", default="all", help=f"all, or one of: {', '.join(STRATEGIES)}")
         parser.add_argument("--tokenizer", default="", help="a registered name or a folder (default: the run's)")
-        parser.add_argument("--chat-template", default="", metavar="FILE", help="default: the run's own")
+        parser.add_argument("--chat-template", default="", metavar="FILE", help="or renderer:NAME (default: the run's)")
         parser.add_argument("--no-rows", action="store_true", help="leave the rows' arrays out of the JSON")
         parser.add_argument("--json", action="store_true", help="print one JSON list")
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from django.core.cache import caches
 
 from rollout_inspector.refusal import Refusal
+from rollout_inspector.text.chat_templates import is_renderer, kept_text
 from rollout_inspector.text.processes import Faults
 from rollouts.store import models
 from rollouts.store.models import ChatTemplate, Project, ProjectTemplate
@@ -15,9 +16,12 @@ from rollouts.store.people.members import key_of
 
 def register_chat_template(text: str, label: str = "", project: models.Project | None = None) -> models.ChatTemplate:
     """Keep a chat template under the hash of its bytes, and the name that a project has for it. One that the project
-    knows keeps its name unless it had none. ``project``: None = the default one."""
+    knows keeps its name unless it had none. ``renderer:NAME`` is named by itself. ``project``: None = the default one.
+    Raises :class:`Refusal` for a text that cannot be kept, and for a renderer that is not installed."""
     if "\0" in text:
         raise Refusal("A chat template cannot hold the character U+0000.")
+    text = kept_text(text)
+    label = text if is_renderer(text) else label
     key = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
     template, _ = models.ChatTemplate.objects.get_or_create(sha256=key, defaults={"text": text})
     name, created = models.ProjectTemplate.objects.get_or_create(

@@ -6,7 +6,7 @@ from typing import Any
 from django.db.models import QuerySet
 
 from rollouts.store.chat_templates.chat_templates import chat_template_labels
-from rollouts.store.models import ChatTemplate, Job, Project, Run, StoredStep, StoredTrajectory, TemplateCheck
+from rollouts.store.models import ChatTemplate, Job, Project, Role, Run, StoredStep, StoredTrajectory, TemplateCheck
 from rollouts.store.people.access import Access
 from rollouts.store.runs.runs import find_run
 
@@ -34,6 +34,13 @@ def recent_checks(access: Access, limit: int, project_code: str = "") -> list[Te
     if project_code:
         checks = checks.filter(project__code=project_code)
     return list(checks.defer("chat_template__text", "report").order_by("-created_at", "-pk")[:limit])
+
+
+def renderer_checks(access: Access, least: Role = Role.VIEWER) -> list[TemplateCheck]:
+    """The checks that were asked of ``renderer:NAME`` without arguments, in projects where the role is at least
+    ``least``. Their tokenizers have their projects; the reports are not loaded. One query."""
+    checks = access.limit(_checks(), least=least).filter(chat_template__text__startswith="renderer:", question={})
+    return list(checks.select_related("tokenizer__project").defer("report").order_by("tokenizer__name", "label"))
 
 
 def find_request(

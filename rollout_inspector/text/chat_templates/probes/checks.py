@@ -8,6 +8,7 @@ from typing import Any
 from rollout_inspector.streams.interfaces import Conversation, RenderFailed
 from rollout_inspector.streams.snippets import quoted
 from rollout_inspector.streams.trajectory import Message
+from rollout_inspector.text.chat_templates.package_renderer import renderer as renderer_of
 from rollout_inspector.text.chat_templates.probes.client_shapes import CLIENT_SHAPES
 from rollout_inspector.text.chat_templates.probes.compare import RenderComparison
 from rollout_inspector.text.chat_templates.probes.content_checks import CONTENT_CHECKS
@@ -180,12 +181,11 @@ def make_render_cache(
 def check(
     tokenizer: TemplateTokenizer | None, chat_template: str, tools: Sequence[Tool] | None = None,
     kwargs: Mapping[str, Any] | None = None, conversation: Sequence[Message] | None = None, now: str = "",
-    renderer: TemplateRenderer | None = None,
 ) -> CheckReport:
     """Check a chat template; without a tokenizer at the level of text, characters in place of tokens. ``now``: an ISO
-    date and time that templates with a clock are told; empty = the real one. ``renderer``: takes the template's place.
-    Raises :class:`RenderFailed` when nothing can be rendered at all: a syntax error, no end, no memory."""
-    renderer = renderer or TemplateRenderer(tokenizer, chat_template, now)
+    date and time that templates with a clock are told; empty = the real one. Raises :class:`RenderFailed` when nothing
+    can be rendered at all: a syntax error, no end, no memory."""
+    renderer = renderer_of(tokenizer, chat_template, now)
     if problem := cannot_render(renderer, tools, kwargs):
         raise RenderFailed(problem)
     cache, notes = make_render_cache(renderer, tools, kwargs)

@@ -12,6 +12,7 @@ from typing import Any
 
 from rollout_inspector.streams.interfaces import RenderFailed
 from rollout_inspector.text.chat_templates.jinja_source.parts import CannotTakeApart
+from rollout_inspector.text.chat_templates.package_renderer import NO_TEXT, is_renderer
 from rollout_inspector.text.chat_templates.probes.assistant_masks import (
     exact_mask, merged, overlap_mask, transformers_mask
 )
@@ -69,7 +70,7 @@ def find_marks(tokenizer: TemplateTokenizer | None, report: CheckReport) -> tupl
 
 def with_marks(tokenizer: TemplateTokenizer | None, report: CheckReport) -> CheckReport:
     """The same report with verified generation tags, or with the sentence that says why there are none."""
-    tagged, detail = find_marks(tokenizer, report)
+    tagged, detail = (None, NO_TEXT) if is_renderer(report.chat_template) else find_marks(tokenizer, report)
     return replace(report, marks=tagged, marks_detail=detail)
 
 

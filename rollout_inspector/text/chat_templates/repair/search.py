@@ -15,6 +15,7 @@ from typing import Any
 from rollout_inspector.streams.interfaces import Conversation, RenderFailed
 from rollout_inspector.text.chat_templates.jinja_source.edits import edits
 from rollout_inspector.text.chat_templates.jinja_source.scan import FAR, suspects
+from rollout_inspector.text.chat_templates.package_renderer import NO_TEXT, is_renderer
 from rollout_inspector.text.chat_templates.probes.checks import all_checks, check, make_render_cache
 from rollout_inspector.text.chat_templates.probes.conversations import Probe
 from rollout_inspector.text.chat_templates.probes.message_shape import candidates
@@ -310,5 +311,6 @@ def with_repair(
     tokenizer: TemplateTokenizer | None, report: CheckReport, progress: Progress = lambda _: None,
 ) -> CheckReport:
     """The same report with a repair, or with the sentence that says why there is none."""
-    repair, detail = find_repair(tokenizer, report, progress)
+    is_code = is_renderer(report.chat_template)
+    repair, detail = (None, NO_TEXT) if is_code else find_repair(tokenizer, report, progress)
     return replace(report, repair=repair, repair_detail=detail)

@@ -142,6 +142,3 @@ class TemplateRenderer:
             render.ids = self.tokenizer.encode(render.rendered.text)
             render.ids.flags.writeable = False
         return render.ids
-
-
-renderer = TemplateRenderer  # The name by which programs make one.
