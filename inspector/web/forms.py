@@ -13,8 +13,7 @@ from django.core.files.uploadhandler import TemporaryFileUploadHandler
 
 from rollout_inspector.formats import FORMATS, FileRefused, Source
 from rollout_inspector.formats.training_step import MAX_PATTERN, MAX_STEP, checked_rule
-from rollout_inspector.refusal import Refusal
-from rollout_inspector.text.chat_templates import cannot_render, is_renderer, kept_text, renderer
+from rollout_inspector.text.chat_templates import cannot_render, is_renderer, renderer
 from rollouts.store.chat_templates.tokenizers import tokenizers_of
 from rollouts.store.models import Project
 from rollouts.store.outages import disk_fault
@@ -107,10 +106,6 @@ class TemplateFileField(forms.FileField):
             return text
         if "\0" in text or not text.strip():
             raise forms.ValidationError("This file holds no template text.")
-        try:
-            text = kept_text(text)
-        except Refusal as refusal:
-            raise forms.ValidationError(refusal.sentence) from refusal
         if not is_renderer(text) and (problem := cannot_render(renderer(None, text))):
             raise forms.ValidationError(f"{problem} Correct it, or choose another file.")
         return text

@@ -25,7 +25,7 @@ from rollouts.jobs.broker import RUN_ROLLOUTS, engine_queue, send_task
 from rollouts.sampling.engines import EngineError, EngineSpec, engine_spec, offered_engines
 from rollouts.sampling.engines.http import check_host
 from rollouts.sampling.environments import ENVIRONMENTS, Task, environment
-from rollouts.store.chat_templates.chat_templates import find_chat_template
+from rollouts.store.chat_templates.chat_templates import find_chat_template, register_chat_template
 from rollouts.store.chat_templates.tokenizers import (
     files_of, is_stored, load_tokenizer, register_tokenizer, registered_from
 )
@@ -159,12 +159,12 @@ class LaunchSettings:
         most=3600, is_above=True, fault="Choose a time limit above 0 and of at most 3600 seconds.",
     )
     chat_template: str = setting(
-        "For the prompts", "", description="Hash of a registered chat template; empty = the model's own."
+        "For the prompts", "", description="Hash of a registered one, or renderer:NAME; empty = the model's own."
     )
     rows_chat_template: str = setting(
         "For the training rows", "",
         "The model's answers stay as sampled; what stands between them is this template's.",
-        description="Hash of the template that the training rows are made with; empty = ``chat_template``.",
+        description="The same for the template that the training rows are made with; empty = ``chat_template``.",
     )
     template_kwargs: dict[str, Any] = setting(  # noqa: RUF009
         "Template arguments", {}, "Passed to every render, as JSON. Optional.", description="Passed to every render."
@@ -271,22 +271,23 @@ def launch(
     except TokenizerUnusable as error:
         sentence = without_paths(f"The tokenizer of {model.name} cannot be used: {error}")
         raise LaunchRefused({"model": sentence}) from error
-    template, rows_template = _chosen_template(project, settings.chat_template, "chat_template"), None
+    template = _chosen_template(project, settings.chat_template, "chat_template")
+    rows_template = _chosen_template(project, settings.rows_chat_template, "rows_chat_template")
     if template is None:
         template = tokenizer.chat_template
     if template is None:
         sentence = f"The model {model.name} has no chat template, so no prompt can be rendered; choose one."
         raise LaunchRefused({"chat_template": sentence})
-    if settings.rows_chat_template != template.sha256:
-        rows_template = _chosen_template(project, settings.rows_chat_template, "rows_chat_template")
+    rows_template = None if rows_template == template else rows_template
     seed = secrets.randbelow(2**31) if settings.seed is None else settings.seed
     try:
         tasks = [fork[0]] if fork else environment(settings.environment, prompts).tasks(settings.prompts, seed)
     except Refusal as error:
         raise LaunchRefused({"environment": str(error)}) from error
     for field_name, chosen in (("chat_template", template), ("rows_chat_template", rows_template)):
-        of_worker = chosen is not None and chat_templates.is_renderer(chosen.text)  # installed code never runs here
-        if chosen is not None and chosen.sha256 != tokenizer.chat_template_id and fork is None and not of_worker:
+        if chosen is None or chat_templates.is_renderer(chosen.text):
+            continue  # a worker alone runs installed code
+        if chosen.sha256 != tokenizer.chat_template_id and fork is None:
             _try_template(field_name, tokenizer, chosen, tasks[0], settings.template_kwargs)
     with transaction.atomic():
         run = create_run(
@@ -323,9 +324,15 @@ def launch(
 
 
 def _chosen_template(project: Project | None, sha256: str, field: str) -> ChatTemplate | None:
-    """The template with a hash that a project registered; None for none. Raises :class:`LaunchRefused`."""
+    """The template with a hash that a project registered, or ``renderer:NAME``, which is registered; None for none.
+    Raises :class:`LaunchRefused`."""
     if not sha256:
         return None
+    if chat_templates.is_renderer(sha256):
+        try:
+            return register_chat_template(sha256, project=project)
+        except Refusal as refusal:
+            raise LaunchRefused({field: refusal.sentence}) from refusal
     template = find_chat_template(key_of(project), sha256[:64].replace("\0", ""))
     if template is None:
         sentence = f"No chat template with the hash {sha256[:12]}… is registered here. Choose another one, or paste it."

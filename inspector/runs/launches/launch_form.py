@@ -13,9 +13,9 @@ from inspector.chat_templates.check_forms import JsonField
 from inspector.web.forms import PlainForm, TemplateFileField, code_area
 from inspector.web.twins import Page
 from rollout_inspector.diagnose.full_render import COMPARE
-from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.strategies import STRATEGIES
-from rollouts.jobs.launch import LaunchRefused, LaunchSettings, served_models
+from rollout_inspector.text.chat_templates import is_renderer
+from rollouts.jobs.launch import LaunchSettings, served_models
 from rollouts.jobs.template_checks import repairs_of
 from rollouts.sampling.engines import engine_spec
 from rollouts.sampling.environments import ENVIRONMENTS, FAMILY_OF, PromptsRejected, Task, read_prompts
@@ -198,14 +198,13 @@ class NewRunForm(PlainForm):
             cleaned[f"{name}_new"] = (uploaded, str(self.files[f"{name}_file"]))
 
     def launch_settings(self) -> LaunchSettings:
-        """The launch that a valid form asks for. New templates are registered. Raises :class:`LaunchRefused`."""
+        """The launch that a valid form asks for. New templates are registered."""
         values = dict(self.cleaned_data)
         for name in TEMPLATES:
             if new := self.cleaned_data.get(f"{name}_new"):
-                try:
-                    values[name] = register_chat_template(new[0], new[1], self.project).sha256
-                except Refusal as refusal:
-                    raise LaunchRefused({f"{name}_text": refusal.sentence}) from refusal
+                text, label = new
+                is_named = is_renderer(text)
+                values[name] = text.strip() if is_named else register_chat_template(text, label, self.project).sha256
         return LaunchSettings.of(values)
 
     def add_problems(self, problems: dict[str, str]) -> None:

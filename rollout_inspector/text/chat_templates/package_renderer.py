@@ -162,12 +162,8 @@ class _Tokenizer:
     def __init__(self, tokenizer: LoadedTokenizer) -> None:
         self._tokenizer = tokenizer
         self.name_or_path = tokenizer.name
-        self.unk_token_id = self._named("unk_token")
-        self.eos_token_id = self._named("eos_token")
-
-    def _named(self, name: str) -> int | None:
-        text = self._tokenizer.named_tokens.get(name)
-        return None if text is None else self._tokenizer.token_id(text)
+        self.unk_token_id = tokenizer.token_id(tokenizer.named_tokens.get("unk_token", ""))
+        self.eos_token_id = tokenizer.eos_id
 
     def encode(self, text: str, **_: Any) -> list[int]:
         return list(map(int, self._tokenizer.encode(text)))

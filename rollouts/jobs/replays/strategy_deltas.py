@@ -10,6 +10,7 @@ from rollout_inspector.streams.prefix import common_prefix
 from rollout_inspector.streams.strategies import STRATEGIES, Context, Strategy, StrategyRefused
 from rollout_inspector.streams.strategies.protocol import Tools
 from rollout_inspector.streams.trajectory import NO_IDS, Ids, Message, Row, Step
+from rollout_inspector.text.chat_templates import TemplateRenderer
 from rollout_inspector.text.tokenizers import LoadedTokenizer
 
 MAX_TURNS = 40
@@ -17,7 +18,7 @@ MAX_DELTA_TOKENS = 600  # Tokens of one delta that are kept for the page.
 
 
 def strategy_deltas(
-    tokenizer: LoadedTokenizer, renderer: Renderer, conversation: Sequence[Message],
+    tokenizer: LoadedTokenizer, renderer: TemplateRenderer, conversation: Sequence[Message],
     tools: Sequence[Mapping[str, Any]] | None, kwargs: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     """Returns the strategies of each turn, grouped by their delta. ``refused`` has a sentence for each that refuses.
@@ -27,7 +28,7 @@ def strategy_deltas(
     every prompt as the engine read it. Here that is the rendered conversation before the reply, so they refuse no
     template. ``rows`` holds their rows: the messages that a row trains, its tokens and how many of them are trained.
     """
-    context = Context(tokenizer, renderer, tokenizer.stop_ids)
+    context = Context(tokenizer, renderer, tokenizer.stop_ids, bridge=renderer.bridge)
     replies = [k for k, message in enumerate(conversation) if message.get("role") == "assistant"][:MAX_TURNS]
     if not replies or replies[0] == 0:
         sentence = "It needs at least one message before an assistant message, and an assistant message."
