@@ -5,19 +5,17 @@ the ends of its lines first, which is as fast as the disk; its trajectories are 
 is known when they are read. docs/decisions/0057-files-in-place.md says why.
 """
 
-import hashlib
 import json
 import os
 import re
 import sqlite3
-import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -34,14 +32,16 @@ from rollout_inspector.formats.folders import files_of
 from rollout_inspector.formats.shapes import BadLine, decode
 from rollout_inspector.guard.audit_settings import AuditSettings, tools_of
 from rollout_inspector.guard.checked_files import diagnosis_of
+from rollout_inspector.opened.bucket import SCHEME
+from rollout_inspector.opened.bucket_mirror import MAX_FILES, BucketMirror, cache_folder
 from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.prefix import links_of, merge_steps, n_new_tokens
 from rollout_inspector.streams.trajectory import Trajectory, ids_array
 
-MAX_FILES = 500_000
 SAMPLE = 20  # Trajectories that are read of each file before the rest of any file is.
 FIRST_LIST = 50
 FIRST_SECONDS = 1.0
+ARRIVAL_SECONDS = 1.0  # While objects of a bucket arrive, those that came are looked at so often.
 FOLLOW_SECONDS = 2.0  # Pause before the files are looked at again.
 STILL_SECONDS = 5.0  # A file that is read as a whole is read again when nothing was written to it for so long.
 BATCH = 500
@@ -66,16 +66,22 @@ class FileIndex:
     """The index of some files and folders. Threads may share it."""
 
     def __init__(self, paths: Sequence[str | Path], settings: AuditSettings | None = None) -> None:
-        """Raises :class:`Refusal` for a path that is not there, ``ValueError`` for a tokenizer that cannot be used."""
-        for path in paths:
+        """A path may be the address of a bucket, which is not asked yet. Raises :class:`Refusal` for a path that is not
+        there, ``ValueError`` for a tokenizer that cannot be used."""
+        addresses = [path for path in map(str, paths) if path.startswith(SCHEME)]
+        named = [path for path in paths if str(path) not in addresses]
+        for path in named:
             if not Path(path).expanduser().exists():
-                hint = " Objects of a bucket are not read in place: mount the bucket." if "://" in str(path) else ""
+                hint = " Of addresses, those that begin with s3:// are read in place." if "://" in str(path) else ""
                 raise Refusal(f"There is no file or folder {path}.{hint}")
-        self.paths = [Path(path).expanduser().absolute() for path in paths]
+        self.mirrors = [BucketMirror(address) for address in addresses]
+        self.name = ", ".join([*map(str, named), *(mirror.name for mirror in self.mirrors)])
+        self.paths = [Path(path).expanduser().absolute() for path in named]
+        self.places = [*map(str, self.paths), *addresses]
+        self.paths += [mirror.path for mirror in self.mirrors]
         self.settings = settings or AuditSettings()
         self.codec, self.renderer = tools_of(self.settings.tokenizer, self.settings.template)
-        key = json.dumps([_VERSION, *map(str, self.paths), self.settings.digest()])
-        self.folder = _cache_folder(hashlib.sha256(key.encode("utf-8", "backslashreplace")).hexdigest()[:24])
+        self.folder = cache_folder(_VERSION, *map(str, self.paths), self.settings.digest())
         self.is_read, self.problem = threading.Event(), ""
         """Set when :meth:`follow` has read everything once or cannot go on; then the problem says why."""
         self._lock = threading.RLock()
@@ -96,10 +102,13 @@ class FileIndex:
     # -- making it -----------------------------------------------------------------------------------------------------
 
     def first(self) -> None:
-        """Look at the files until a first list is there: some trajectories, or all that there are."""
+        """Look at the files until a first list is there: some trajectories, or all that there are. Raises
+        :class:`Refusal` where a problem left none."""
         end, work = time.monotonic() + FIRST_SECONDS, self.work()
         while (n := len(self.all("SELECT 1 FROM trajectory WHERE state = 1 LIMIT ?", FIRST_LIST))) < FIRST_LIST:
             if (n and time.monotonic() > end) or next(work, self) is self:
+                if self.problem and not n:
+                    raise Refusal(self.problem)
                 return
 
     def follow(self, stop: threading.Event) -> None:
@@ -118,18 +127,31 @@ class FileIndex:
             self.is_read.set()
 
     def work(self) -> Iterator[None]:
-        """Make the index in small pieces of work: a sample of each file, then the lines of all, then the rest."""
+        """Make the index in small pieces of work: a sample of each file, then the lines of all, then the rest. Objects
+        of a bucket are fetched before, and found as they come."""
+        looked = 0.0
+        for is_whole in chain.from_iterable(mirror.work() for mirror in self.mirrors):
+            yield
+            if is_whole and time.monotonic() > looked + ARRIVAL_SECONDS:
+                yield from self._find()
+                looked = time.monotonic()
+        problem = next((mirror.problem for mirror in self.mirrors if mirror.problem), "")
+        self.problem = problem or self.problem
+        yield from self._find()
+        last = -1
+        while unread := self.all("SELECT * FROM trajectory WHERE state = 0 AND id > ? ORDER BY id LIMIT 50", last):
+            for line in unread:
+                yield from self._read(line)
+            last = unread[-1]["id"]
+        self.problem = problem
+
+    def _find(self) -> Iterator[None]:
         self._look()
         for file in self.all("SELECT * FROM file WHERE way = '' AND problem = ''"):
             yield from self._begin(file)
         for file in self.all("SELECT * FROM file WHERE way = 'lines' AND NOT is_done"):
             while self._find_lines(file["id"], 20 * BATCH):
                 yield
-        last = -1
-        while unread := self.all("SELECT * FROM trajectory WHERE state = 0 AND id > ? ORDER BY id LIMIT 50", last):
-            for line in unread:
-                yield from self._read(line)
-            last = unread[-1]["id"]
 
     def _look(self) -> None:
         """Compare the files with what is known of them. What is gone or was replaced is forgotten."""
@@ -139,7 +161,8 @@ class FileIndex:
             try:
                 for entry in files_of(folder, MAX_FILES):
                     with suppress(OSError):
-                        files.setdefault(str(entry), entry.stat())
+                        if (state := entry.stat()).st_size or not self.mirrors:
+                            files.setdefault(str(entry), state)
             except FileRefused as refusal:
                 if len(self.paths) == 1 and not known_files:
                     raise Refusal(str(refusal)) from refusal
@@ -287,7 +310,8 @@ class FileIndex:
         columns = "trajectory.line, trajectory.problem, path FROM trajectory JOIN file ON file.id = file"
         lines = self.all(f"SELECT {columns} WHERE state = ? ORDER BY trajectory.id LIMIT ?", _REFUSED, most)
         files = self.all("SELECT NULL, problem, path FROM file WHERE problem != '' ORDER BY id LIMIT ?", most)
-        return [Rejected(*row) for row in [*files, *lines][:most]]
+        notes = [(None, text, mirror.name + name) for mirror in self.mirrors for name, text in [*mirror.notes.items()]]
+        return [Rejected(*row) for row in [*notes, *files, *lines][:most]]
 
     def lines(self, start: int, stop: int) -> list[sqlite3.Row]:
         """The trajectories ``[start, stop)`` of the list. What is not read of them is read now."""
@@ -353,18 +377,6 @@ def read_diagnosis(line: sqlite3.Row) -> tuple[list[Finding], dict[str, Outcome]
     """What :func:`written` wrote, from a line of the index."""
     findings = msgspec.json.decode(line["findings"], type=list[Finding], dec_hook=lambda _, ids: ids_array(ids))
     return findings, json.loads(line["checks"])
-
-
-def _cache_folder(key: str) -> Path:
-    """A private folder in the user's cache; in a temporary one where the cache cannot be written."""
-    home = os.environ.get("ROLLOUT_INSPECTOR_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
-    folder = Path(home, "rollout-inspector", key).expanduser().absolute()
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with tempfile.TemporaryFile(dir=folder):
-            return folder
-    except OSError:
-        return Path(tempfile.mkdtemp(prefix="rollout-inspector-"))
 
 
 def _recognise(path: Path, name: str) -> tuple[Source, Format, str]:

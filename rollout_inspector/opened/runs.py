@@ -147,10 +147,11 @@ class OpenedRun:
 
 
 class FileRun(OpenedRun):
-    """Files and folders where they lie. A thread reads on, and follows what is written to them."""
+    """Files and folders where they lie, or objects of a bucket. A thread reads on, and follows what is written to them."""
 
     def __init__(self, paths: Sequence[str | Path], settings: AuditSettings) -> None:
-        self.name, self.index = ", ".join(map(str, paths)), FileIndex(paths, settings)
+        self.index = FileIndex(paths, settings)
+        self.name = self.index.name
         self.index.first()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self.index.follow, args=(self._stop,), daemon=True)
@@ -258,8 +259,8 @@ def open_run(
     place: str | Path | Sequence[str | Path], token: str = "", *, run: str = "", tokenizer: str | Path = "",
     chat_template: str = "",
 ) -> OpenedRun:
-    """Open files where they lie, or a server by its address and an API key. Raises :class:`Refusal`. ``run``: of a
-    server the code of one run, which may stand in the address too. ``tokenizer`` is the folder of the policy's, without
+    """Open files where they lie, a bucket by its address ``s3://BUCKET/PREFIX``, or a server by its address and an API
+    key. Raises :class:`Refusal`. ``run``: of a server the code of one run, which may stand in the address too. ``tokenizer`` is the folder of the policy's, without
     which what needs text is not decided; ``chat_template`` the text of its template."""
     if isinstance(place, str) and place.startswith(("http://", "https://")):
         return ServerRun(place, token, run)

@@ -11,11 +11,12 @@ from typing import Any
 from django.conf import settings
 from django.db import transaction
 
-from rollout_inspector.formats import Source
+from rollout_inspector.formats import Rejected, Source
 from rollout_inspector.guard.audit_settings import AuditSettings
 from rollout_inspector.opened.index import FileIndex, read_diagnosis
 from rollout_inspector.refusal import Refusal
 from rollouts.jobs.imports.imports import FileImport
+from rollouts.store.jobs.jobs import is_active
 from rollouts.store.models import Run, StoredTrajectory
 from rollouts.store.runs.imports import add_checked, add_opened, add_rejections, is_filled, take_place
 from rollouts.store.runs.runs import beat, delete_trajectories, end_run
@@ -26,7 +27,8 @@ BATCH = 500
 
 
 def opened_files() -> dict[str, Any]:
-    """What this server shows in place: ``paths``, ``tokenizer``, ``chat_template``, ``folder`` and ``environment``."""
+    """What this server shows in place: ``places``, the ``paths`` where they are read, ``tokenizer``, ``chat_template``,
+    ``folder`` and ``environment``."""
     if not settings.OPENED:
         raise Refusal("These files are no longer open here. Open them again.")
     return dict(json.loads(settings.OPENED))
@@ -35,7 +37,7 @@ def opened_files() -> dict[str, Any]:
 @lru_cache(maxsize=1)
 def _index(pid: int) -> FileIndex:
     opened = opened_files()
-    return FileIndex(opened["paths"], AuditSettings(opened["tokenizer"], opened["chat_template"]))
+    return FileIndex(opened["places"], AuditSettings(opened["tokenizer"], opened["chat_template"]))
 
 
 def fill(record: StoredTrajectory) -> None:
@@ -59,6 +61,7 @@ def follow(run: Run, stop: threading.Event) -> None:
     reader = threading.Thread(target=index.follow, args=(stop,), daemon=True)
     reader.start()
     names, checked, is_ended = {name for name, _ in ids_and_codes(run)}, set[int](), False
+    rejected, problem = set[Rejected](), ""
     while not stop.is_set():
         is_read = index.is_read.is_set()
         read_names = [row["name"] for row in index.all("SELECT name FROM trajectory WHERE state = 1 ORDER BY id")]
@@ -70,12 +73,13 @@ def follow(run: Run, stop: threading.Event) -> None:
         names.update(fresh)
         index.take_checked()
         note_checked(run, index, checked)
-        if is_read and not is_ended and not run.n_rejected:
-            for rejected in index.rejected():
-                add_rejections(run, rejected.file, [rejected])
-        if is_read and (fresh or not is_ended):
-            end_run(run, Run.Status.DONE, index.problem)
-            is_ended = True
+        for rejection in [one for one in index.rejected() if one not in rejected] if is_read else ():
+            if is_ended or not run.n_rejected:
+                add_rejections(run, rejection.file, [rejection])
+            rejected.add(rejection)
+        if is_read and (fresh or not is_ended or index.problem != problem):
+            problem, is_ended = index.problem, True
+            end_run(run, Run.Status.DONE, problem)
         elif not is_ended:
             beat(run)
         stop.wait(COPY_SECONDS)
@@ -93,9 +97,11 @@ def note_checked(run: Run, index: FileIndex, noted: set[int]) -> None:
         noted.update(part)
 
 
-def begin(what: str) -> str:
+def begin(run: Run, what: str) -> str:
     """Begin to ``check`` all files or to ``import`` them into the user's own server; returns where it ends."""
     opened, logs = opened_files(), settings.INSPECTOR_DATA / "logs"
+    if is_active(run) and opened["places"] != opened["paths"]:
+        raise Refusal("Objects of the bucket are still being fetched. Wait until the list is whole.")
     audit = settings.INSPECTOR_DATA.parent / "audit"
     check = ["audit", "--output", str(audit), "--index", str(audit.parent)]
     command = check if what == "check" else ["import_rollouts"]

@@ -64,7 +64,7 @@ def shown(db: None, tmp_path: Path, settings: Any) -> tuple[Run, FileIndex]:
     lines = [changed(changed(GYM, "_ng_task_index", to=n), "reward", to=n / 4) for n in range(4)]
     (tmp_path / "gym.jsonl").write_bytes(jsonl(*lines))
     opened._index.cache_clear()
-    settings.OPENED = json.dumps({"paths": [str(tmp_path)], "tokenizer": "", "chat_template": ""})
+    settings.OPENED = json.dumps({"places": [str(tmp_path)], "tokenizer": "", "chat_template": ""})
     run, index = opened_run([str(tmp_path)]), FileIndex([tmp_path])
     assert all(True for _ in index.work())
     add_opened(run, index.lines(0, 10), index.formats())

@@ -1,90 +1,38 @@
 """A bucket that fails in the middle of a read or a write: it answers 500, resets, or says nothing more."""
 
-import contextlib
 import io
-import re
-import socket
-import struct
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
 
 from inspector.server.env import EnvironmentReader
 from inspector.server.file_storage import file_storage
+from rollout_inspector.opened import bucket
 from rollouts.jobs.exports import exports
 from rollouts.jobs.imports import imports
 from rollouts.store import files
-from rollouts.store.files import bucket as buckets
 from rollouts.store.jobs.jobs import adopt_jobs, ask_job
 from rollouts.store.models import Job
 from rollouts.store.runs.runs import create_run
 from rollouts.worker import jobs
 from tests import faults
+from tests.faulty_bucket import FaultyBucket
 from tests.s3 import S3Server
 from tests.samples.server import gym_lines
 
 pytestmark = pytest.mark.django_db(transaction=True)
 N = 600
-FAIL = b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-
-
-class FaultyBucket:
-    """In front of the S3 server. A connection whose answer or request is longer than ``most`` gets the fault."""
-
-    def __init__(self, port: int) -> None:
-        self._target, self.fault, self.way, self.most, self.n_faults = port, "", "", 0, 0
-        self._sockets: list[socket.socket] = []
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = int(self._listener.getsockname()[1])
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                client, _ = self._listener.accept()
-                server = socket.create_connection(("127.0.0.1", self._target))
-                self._sockets += [client, server]
-                for way, source, sink in (("write", client, server), ("read", server, client)):
-                    threading.Thread(target=self._hand_on, args=(way, source, sink, client), daemon=True).start()
-
-    def _hand_on(self, way: str, source: socket.socket, sink: socket.socket, client: socket.socket) -> None:
-        n_bytes = 0
-        with contextlib.suppress(OSError):
-            while data := source.recv(1 << 14):
-                n_bytes += len(data)
-                if self.fault and way == self.way and n_bytes > self.most:
-                    self.n_faults += 1
-                    if self.fault == "stall":
-                        return
-                    if self.fault == "500":
-                        client.sendall(FAIL)
-                    else:
-                        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                    break
-                sink.sendall(data)
-            for one in (source, sink):
-                with contextlib.suppress(OSError):
-                    one.shutdown(socket.SHUT_RDWR)
-                one.close()
-
-    def close(self) -> None:
-        self._listener.close()
-        for one in self._sockets:
-            one.close()
 
 
 @pytest.fixture
 def faulty(s3: S3Server, tmp_path: Path, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyBucket]:
-    monkeypatch.setattr(buckets, "READ_SECONDS", 2)
+    monkeypatch.setattr(bucket, "READ_SECONDS", 2)
     settings.INSPECTOR_DATA = tmp_path / "data"
-    proxy = FaultyBucket(int(s3.url.rpartition(":")[2]))
-    address = re.sub(quote(s3.url, safe=""), quote(f"http://127.0.0.1:{proxy.port}", safe=""), s3.new_bucket())
-    assert str(proxy.port) in address
+    proxy = FaultyBucket(s3.url)
+    address = proxy.in_front_of(s3.new_bucket())
     entry = file_storage(EnvironmentReader({"INSPECTOR_FILES": address}))
     settings.STORAGES = {**settings.STORAGES, "default": entry}
     yield proxy

@@ -40,7 +40,7 @@ def new(request: HttpRequest) -> HttpResponse:
 @writes_run
 def begin_opened(request: HttpRequest, run: Run, what: str) -> HttpResponse:
     """Check all files that this server shows where they lie, or import them into the user's own server."""
-    return tell(request, run, opened.begin(what), 202, reverse("run", args=[run.code]))
+    return tell(request, run, opened.begin(run, what), 202, reverse("run", args=[run.code]))
 
 
 def start_import(form: ImportForm, request: HttpRequest, project: Project) -> Run | None:

@@ -19,6 +19,9 @@ class StoredFile(NamedTuple):
 
 
 class PutFile(File):
-    """A file to be stored."""
+    """A file to be stored. Who opened it closes it."""
 
     path: str | None = None  # Where it lies, if the storage may take it over; None = its bytes are copied.
+
+    def close(self) -> None:
+        """boto3 closes what it has sent."""
