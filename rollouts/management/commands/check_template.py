@@ -4,6 +4,7 @@ And some forty more questions: what breaks, on which line, and what mends it. Ex
 tool results, 1: not, 2: could not be checked.
 """
 
+import json
 import sys
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator
