@@ -3,9 +3,9 @@
 from django.http import HttpRequest, HttpResponse
 from ninja import Path, Router
 
-from inspector.api.answers import AnswerItems, Body, LongText, answer, extra, found, members_run, the_run
+from inspector.api.answers import AnswerItems, Body, LongText, answer, extra, members_run, the_run
 from inspector.runs.muted import MutedValues, muted_values
-from inspector.web.access import access, require_maker
+from inspector.web.access import require_rule
 from rollouts.store.parameters import Count, Text
 from rollouts.store.runs.muted import find_rule, mute, unmute
 
@@ -40,9 +40,5 @@ def mute_kind(request: HttpRequest, code: str, asked: MuteAsked) -> HttpResponse
 @router.delete("/muted/{id}", response={204: None}, openapi_extra=extra(422))
 def unmute_kind(request: HttpRequest, id: Path[Count]) -> HttpResponse:
     """Take a rule back: what it muted is met first again."""
-    rule = find_rule(id)
-    hidden = rule is not None and access(request).role_in(rule.project_id) is None
-    rule = found(None if hidden else rule, "rule", str(id))
-    require_maker(request, rule)
-    unmute(rule)
+    unmute(require_rule(request, find_rule(id), "rule"))
     return HttpResponse(status=204)

@@ -114,7 +114,7 @@ def get_run(request: HttpRequest, code: str) -> HttpResponse:
     return answer(whole_run(the_run(request, code)))
 
 
-@router.delete("/runs/{code}", response={204: None}, openapi_extra=extra(409))
+@router.delete("/runs/{code}", response={204: None}, openapi_extra=extra())
 def delete_run(request: HttpRequest, code: str) -> HttpResponse:
     """Remove a run with everything in it; a run that still works is cancelled first.
 
@@ -123,10 +123,7 @@ def delete_run(request: HttpRequest, code: str) -> HttpResponse:
     run = the_run(request, code)
     if not may_delete(request, run):
         raise too_low(run.project, access(request).role_in(run.project_id) or Role.VIEWER, Role.ADMIN)
-    try:
-        run_actions.delete(run)
-    except ValueError as refusal:
-        raise ApiProblem(409, str(refusal)) from refusal
+    run_actions.delete(run)
     return HttpResponse(status=204)
 
 

@@ -1,7 +1,6 @@
 """`/runs/<code>/cost`: what the findings of a run cost, by kind, by step and along the run; and other strategies."""
 
 from dataclasses import asdict, dataclass
-from datetime import datetime
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse
@@ -11,10 +10,10 @@ from inspector.html.charts import SHARES, highest_share, share_bars
 from inspector.html.inspector_tags import finding_title, plural
 from inspector.runs.cached_figures import cost_of
 from inspector.runs.jobs.ask_for_job import tell
-from inspector.runs.jobs.job_values import JobValues
-from inspector.runs.run_values import RunValues
+from inspector.runs.jobs.job_values import ReportPage
+from inspector.runs.run_values import OfRun, RunValues
 from inspector.web.access import reads_run, writes_run
-from inspector.web.twins import Page, page
+from inspector.web.twins import page
 from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.figures import percent_of, share, trained_as_sampled
 from rollout_inspector.streams.strategies import about_strategy
@@ -30,30 +29,23 @@ from rollouts.store.runs.muted import muted_in
 
 
 @dataclass(frozen=True)
-class RunStrategies:
+class RunStrategies(ReportPage):
     """What every strategy would have made of a run."""
 
-    job: JobValues | None  # The newest replay of the run.
-    live: bool  # That replay still changes.
-    why_not: str  # Why nothing can be replayed; empty when it can.
-    recorded: dict[str, Any] | None  # What the run holds; None until a replay has ended.
-    lines: list[dict[str, Any]]  # What each strategy would have made of it.
-    stale: bool  # The run has changed since that replay.
-    made_at: datetime | None  # When that replay ended.
+    recorded: dict[str, Any] | None
+    """What the run holds; None until a replay has ended."""
+    lines: list[dict[str, Any]]
+    """What each strategy would have made of it."""
 
 
 def strategies_of(run: Run) -> RunStrategies:
     """The newest replay, and the report of the last one that was finished. One query beside the run's own."""
     jobs = latest_jobs(run, run_replays.KIND.slug)
-    latest = jobs[0] if jobs else None
-    done = next((job for job in jobs if job.status == Job.Status.DONE), None)
+    done = next((job for job in jobs if job.status == Job.Status.DONE and job.report), None)
     report = done.report if done is not None else None
-    return RunStrategies(
-        job=JobValues.of(latest, run) if latest is not None else None, live=latest is not None and is_active(latest),
-        why_not=_why_not(run), recorded=report["recorded"] if report else None,
+    return RunStrategies.of(
+        run, jobs, done, run_replays.run_key, _why_not(run), recorded=report["recorded"] if report else None,
         lines=[_line(line, report["recorded"]["tokens"], run) for line in report["strategies"]] if report else [],
-        stale=report is not None and report["key"] != run_replays.run_key(run),
-        made_at=done.finished_at if done is not None else None,
     )
 
 
@@ -105,11 +97,9 @@ class KindLine(KindCost):
 
 
 @dataclass(frozen=True)
-class CostPage(Page):
+class CostPage(OfRun):
     """What the findings of a run cost."""
 
-    run: RunValues
-    """The run."""
     finding: str
     """The kind that the charts show; empty = all kinds."""
     totals: dict[str, int | None]

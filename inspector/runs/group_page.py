@@ -9,10 +9,10 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.urls import NoReverseMatch, reverse
 
-from inspector.runs.run_values import RunValues
+from inspector.runs.run_values import OfRun, RunValues
 from inspector.runs.trajectory_values import TrajectoryValues
 from inspector.web.access import reads_run
-from inspector.web.twins import Page, page, wants_json
+from inspector.web.twins import page, wants_json
 from rollout_inspector.streams.prefix import common_prefix
 from rollouts.store.jobs.jobs import is_active
 from rollouts.store.models import Run, StoredTrajectory
@@ -27,11 +27,9 @@ BAR_WIDTH = 120  # Width of the viewBox of a bar.
 
 
 @dataclass(frozen=True)
-class GroupPage(Page):
+class GroupPage(OfRun):
     """The trajectories of one prompt."""
 
-    run: RunValues
-    """The run."""
     group: str
     """What the trajectories share."""
     prompt_line: str

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse
@@ -11,9 +10,9 @@ from django.urls import reverse
 
 from inspector.html.inspector_tags import finding_title
 from inspector.runs.jobs.ask_for_job import ask_for_job
-from inspector.runs.jobs.job_values import JobValues
+from inspector.runs.jobs.job_values import ReportPage
 from inspector.web.access import reads_run, writes_run
-from inspector.web.twins import Page, wants_json
+from inspector.web.twins import wants_json
 from rollout_inspector.diagnose.loss_weights.rules import MEANS, RULES
 from rollout_inspector.streams import figures
 from rollout_inspector.streams.strategies import about_strategy
@@ -30,23 +29,13 @@ MAX_STEP_LINES = 100  # Training steps in the table; the twin has all.
 
 
 @dataclass(frozen=True)
-class LossWeights(Page):
+class LossWeights(ReportPage):
     """What every loss makes of the tokens of a run."""
 
     rule: str
     """The rule that the address names, whose shares the page shows."""
     mean: str
     """The mean that the address names."""
-    job: JobValues | None
-    """The newest job that sums weights."""
-    live: bool
-    """That job still changes."""
-    why_not: str
-    """Why nothing can be summed; empty when it can."""
-    stale: bool
-    """The run has changed since the sums were made."""
-    made_at: datetime | None
-    """When the sums were made."""
     steps: list[dict[str, int]]
     """By training step, in order: its tokens that the rule weighs (``known``), ``clipped`` and ``masked`` ones."""
     report: dict[str, Any] | None
@@ -62,18 +51,16 @@ def weights_of(run: Run, params: Mapping[str, str]) -> LossWeights:
     jobs = latest_jobs(run, "loss_weights")
     ended = (job for job in jobs if job.status == Job.Status.DONE and job.report)
     done = next((job for job in ended if (job.report or {}).get("version") == VERSION), None)
-    report = dict(done.report or {}) if done is not None else None
-    stale = report is not None and report.pop("key") != run_key(run)
+    report = {name: value for name, value in (done.report or {}).items() if name != "key"} if done else None
     steps = report.pop("steps", []) if report is not None else []
     notices: list[str] = []
     # An address that names no rule means one that weighs tokens.
     weighs = {line["rule"] for line in report["rules"] if line["known"]} if report else set()
     default = next((rule for rule in (DEFAULT_RULE, *RULES) if rule in weighs), DEFAULT_RULE)
     rule = _named(params.get("rule", ""), list(RULES), default, notices)
-    return LossWeights(
+    return LossWeights.of(
+        run, jobs, done, run_key, _why_not(run),
         rule=rule, mean=_named(params.get("mean", ""), list(MEANS), DEFAULT_MEAN, notices),
-        job=JobValues.of(jobs[0], run) if jobs else None, live=bool(jobs) and is_active(jobs[0]), why_not=_why_not(run),
-        stale=stale, made_at=done.finished_at if done is not None else None,
         steps=[{"training_step": line["training_step"], **line[rule]} for line in steps], report=report,
         muted=sorted(muted_in(run)), notices=notices,
     )

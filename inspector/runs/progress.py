@@ -46,7 +46,8 @@ def waiting_sentence(run: Run, now: datetime) -> str:
             return _import_sentence(run)
         last = run.heartbeat_at or run.started_at
         if last and (now - last).total_seconds() > QUIET_SECONDS:
-            return f"{_since(last)} {_what_follows(run)}"
+            since = f"{timezone.localtime(last):%H:%M:%S %Z}"
+            return f"No worker has reported on this run since {since}. {_what_follows(run)}"
     return ""
 
 
@@ -63,10 +64,6 @@ def _import_sentence(run: Run) -> str:
         if job.error:
             return f"It broke off: {job.error} It is tried again: this is try {job.attempt} of {MAX_ATTEMPTS}."
     return ""
-
-
-def _since(last: datetime) -> str:
-    return f"No worker has reported on this run since {timezone.localtime(last):%H:%M:%S %Z}."
 
 
 def _what_follows(run: Run) -> str:

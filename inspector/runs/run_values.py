@@ -24,29 +24,51 @@ BOOKKEEPING = (
 
 
 @dataclass(frozen=True)
-class RunValues(Page):
-    """A run as every page shows it: columns alone, no query."""
+class WorkValues(Page):
+    """Work with a beginning and an end: a run, a trajectory or a job."""
 
     code: str
-    """Names the run in addresses."""
+    """Names it in addresses."""
+    status: str
+    """``queued``, ``running``, ``done``, ``failed`` or ``cancelled``."""
+    error: str
+    """Why it failed; empty = it did not."""
+    created_at: datetime
+    """When it was asked for; of a trajectory when it was stored."""
+    finished_at: datetime | None
+    """When it ended."""
+
+
+@dataclass(frozen=True)
+class CountedValues(WorkValues):
+    """A run or a trajectory with its page and its sizes."""
+
+    url: str
+    """Address of its page; of a trajectory in the list of a page it keeps the filter for its siblings."""
+    steps: int
+    """Engine calls."""
+    rows: int
+    """Training rows."""
+    rows_per_call: float | None
+    """Rows for each engine call, two decimals: at best one row of all calls; null without steps."""
+    tokens: int
+    """Tokens that are stored: what each step adds."""
+    sampled: int
+    """Tokens that the model sampled."""
+
+
+@dataclass(frozen=True)
+class RunValues(CountedValues):
+    """A run as every page shows it: columns alone, no query."""
+
     name: str
     """What its maker called it."""
     kind: str
     """One of ``Run.Kind``."""
-    status: str
-    """One of ``Run.Status``."""
-    error: str
-    """Why it failed; empty otherwise."""
     cancel_requested: bool
     """Somebody asked it to stop."""
-    url: str
-    """Address of its page."""
-    created_at: datetime
-    """When it was asked for."""
     started_at: datetime | None
     """When a worker began it."""
-    finished_at: datetime | None
-    """When it ended."""
     model: str
     """Of a launch: the model that was sampled."""
     engine: str
@@ -65,16 +87,6 @@ class RunValues(Page):
     """Trajectories that are done."""
     failed: int
     """Trajectories that failed."""
-    steps: int
-    """Engine calls that are stored."""
-    rows: int
-    """Training rows."""
-    rows_per_call: float | None
-    """Training rows for each engine call, two decimals; null without steps."""
-    tokens: int
-    """New tokens: deltas and completions."""
-    sampled: int
-    """Tokens that the model sampled."""
     rejected: int
     """Lines of files that could not be read."""
     reward_mean: float | None
@@ -93,6 +105,14 @@ class RunValues(Page):
             cls, run, url=url, reward_mean=figures.reward_mean(run.reward_sum, run.n_rewards),
             rows_per_call=figures.rows_per_call(run.n_rows, run.n_steps), findings=findings, **more
         )
+
+
+@dataclass(frozen=True)
+class OfRun(Page):
+    """What a page shows of one run."""
+
+    run: RunValues
+    """The run."""
 
 
 @dataclass(frozen=True)

@@ -1,24 +1,20 @@
 """A trajectory as pages and the API show it."""
 
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any, Self
 
 from django.urls import reverse
 
-from inspector.web.twins import Page, from_columns, some_fields
+from inspector.runs.run_values import CountedValues
+from inspector.web.twins import from_columns, some_fields
 from rollout_inspector.streams.figures import rows_per_call
 from rollouts.store.models import Run, StoredTrajectory
 
 
 @dataclass(frozen=True)
-class TrajectoryValues(Page):
+class TrajectoryValues(CountedValues):
     """A trajectory as pages and the API show it: columns, and what one of them read beside them."""
 
-    code: str
-    """Names it in addresses."""
-    url: str
-    """Address of its page; in a list of a page it keeps the filter for its siblings."""
     run: str
     """Code of its run."""
     run_name: str
@@ -29,10 +25,6 @@ class TrajectoryValues(Page):
     """What the files or the environment call it."""
     group: str
     """The trajectories of one prompt have the same; empty = not known."""
-    status: str
-    """``queued``, ``running``, ``done``, ``failed`` or ``cancelled``."""
-    error: str
-    """Why it failed; empty = it did not."""
     stop_reason: str
     """Why it ended, in the word of the source; empty = not known."""
     prompt_line: str | None
@@ -47,16 +39,6 @@ class TrajectoryValues(Page):
     """Of a launch: what its sampling began with."""
     training_step: int | None
     """Of the trainer; null = not recorded."""
-    steps: int
-    """Engine calls."""
-    rows: int
-    """Training rows."""
-    rows_per_call: float | None
-    """Rows for each engine call, two decimals: at best one row of all; null without steps."""
-    tokens: int
-    """Tokens that are stored: what each step adds."""
-    sampled: int
-    """Tokens that the model sampled."""
     trained: int
     """Tokens under the gradient."""
     lost: int | None
@@ -73,10 +55,6 @@ class TrajectoryValues(Page):
     """Checks of the diagnosis that could not decide; null = not known."""
     not_read: bool
     """It lies in a file that is open in place, and nobody has opened it: findings and trained tokens are not known."""
-    created_at: datetime
-    """When it was stored."""
-    finished_at: datetime | None
-    """When it ended."""
     tokenizer: str | None = None
     """Name of the tokenizer of its run."""
     group_url: str = ""

@@ -175,8 +175,5 @@ def delete(request: HttpRequest, run: Run) -> HttpResponse:
     if request.POST.get("sure") != "yes":
         sentence = "Nothing was deleted: tick the box beside the button first."
         return told(request, sentence, "run", run.code, status=422)
-    try:
-        run_actions.delete(run)
-    except ValueError as refusal:
-        return told(request, str(refusal), "run", run.code, status=409)
+    run_actions.delete(run)
     return told(request, f"The run “{run.name}” was deleted.", "runs")

@@ -16,7 +16,7 @@ from inspector.runs.run_values import RunValues
 from inspector.web.access import access
 from inspector.web.twins import Page, from_columns
 from rollout_inspector.text.html.text import text_html
-from rollouts.jobs.search import SearchedPart, SearchHit, SearchQuestion, search
+from rollouts.jobs.search import FoundRange, SearchedPart, SearchHit, SearchQuestion, search
 from rollouts.store.models import Run
 from rollouts.store.runs.muted import muted_in_runs
 from rollouts.store.runs.runs import RunFilters, visible_runs
@@ -49,33 +49,13 @@ def search_turn() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class SearchResult(Page):
+class SearchResult(FoundRange, Page):
     """A range of tokens, or metadata, that a search found."""
 
-    trajectory: str
-    """Code of the trajectory."""
-    external_id: str
-    """Its name in the source."""
     run: str
     """Code of its run."""
     run_name: str
     """Name of its run."""
-    row: int | None
-    """The row that holds it; null = no row holds it, or it is metadata."""
-    step: int | None
-    """The step that brought the last of these tokens, or that has the finding; null = not known, or metadata."""
-    start: int | None
-    """First token: offset in the row, or in the stream of the step where ``row`` is null."""
-    stop: int | None
-    """Offset behind the last token."""
-    text: str
-    """The text of these tokens, or their ids where there is no tokenizer; of a finding what was found."""
-    before: str
-    """What stands before it."""
-    after: str
-    """What stands behind it."""
-    kind: str
-    """Kind of the finding; empty where something else was searched for."""
     muted: bool
     """Whether its kind is muted in the run; false where something else was searched for."""
     url: str

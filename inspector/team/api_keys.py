@@ -60,31 +60,38 @@ class ApiKeyForm(PlainForm):
 
 
 @dataclass(frozen=True)
-class ApiKeyLine(Page):
-    """An API key as a line of the list; the token itself is not kept."""
+class TokenLine(Page):
+    """What a token opens, as a line of a list: an API key, a share link or an invitation. The token is not kept."""
 
     id: int
     """Names it in addresses."""
     hint: str
-    """Its first characters."""
+    """First characters of its token."""
+    made_by: str
+    """Who made it."""
+    created_at: datetime
+    """When it was made."""
+    state: str
+    """`live`, `revoked` or `expired`. An invitation may be `used`. Of a share link `maker left`: who made it is no
+    longer a member of the project."""
+
+
+@dataclass(frozen=True)
+class ApiKeyLine(TokenLine):
+    """An API key as a line of the list."""
+
     name: str
     """What uses it."""
     project: str
     """Name of the one project that it works in."""
     scopes: list[str]
     """What it may do: `push`, `read`, `launch`."""
-    made_by: str
-    """Whose name it writes in."""
-    created_at: datetime
-    """When it was made."""
     last_used_at: datetime | None
     """To the minute."""
     expires_at: datetime | None
     """Until when it works; None = until it is revoked."""
     revoked_at: datetime | None
     """When it was revoked."""
-    state: str
-    """`live`, `revoked` or `expired`."""
     may_revoke: bool
     """Whether the reader of the page may revoke it."""
     token: str | None = None

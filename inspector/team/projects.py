@@ -12,6 +12,7 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 
 from inspector.runs.muted import MutedValues
 from inspector.team.accounts import AccountLine, for_server_admins, of_project
+from inspector.team.api_keys import TokenLine
 from inspector.web.access import access
 from inspector.web.forms import PlainForm
 from inspector.web.twins import Page, error_page, from_columns, json_page, page, told, wants_json
@@ -49,27 +50,17 @@ class ProjectLine(Page):
 
 
 @dataclass(frozen=True)
-class InvitationLine(Page):
-    """An invitation; the token itself is not kept."""
+class InvitationLine(TokenLine):
+    """An invitation as a line of the list."""
 
-    id: int
-    """Names it in addresses."""
-    hint: str
-    """First characters of its token."""
     role: str
     """The role of whoever joins by it."""
     note: str
     """For whom it is."""
-    made_by: str
-    """Who made it."""
-    created_at: datetime
-    """When it was made."""
     expires_at: datetime
     """Until when it works."""
     used_by: str
     """Who used it; empty as long as nobody did."""
-    state: str
-    """`live`, `used`, `revoked` or `expired`."""
     link: str | None = None
     """The whole address, shown once: where this request made it."""
 
@@ -186,10 +177,7 @@ def detail(request: HttpRequest, project: Project) -> HttpResponse:
 def rename(request: HttpRequest, project: Project) -> HttpResponse:
     """Give a project another name."""
     before = project.name
-    try:
-        rename_project(project, request.POST.get("name", ""))
-    except Refusal as refusal:
-        return error_page(request, 422, "The project was not renamed", str(refusal))
+    rename_project(project, request.POST.get("name", ""))
     activity_log.record(Action.PROJECT_RENAMED, project, detail=f"before: {before}")
     return told(request, f"The project is called “{project.name}” now.", "project", project.code)
 

@@ -11,6 +11,7 @@ from django.urls import reverse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
+from inspector.team.api_keys import TokenLine
 from inspector.team.join import too_many_guesses
 from inspector.trajectories.place import VIEW_NAMES, View, read_place
 from inspector.trajectories.tabs import TABS, TOKENS
@@ -141,13 +142,9 @@ FIND: dict[str, Callable[[str], Any]] = {
 
 
 @dataclass(frozen=True)
-class ShareLine(Page):
-    """A share link as a line of the list; the token itself is not kept."""
+class ShareLine(TokenLine):
+    """A share link as a line of the list."""
 
-    id: int
-    """Names it in addresses."""
-    hint: str
-    """First characters of its token."""
     kind: str
     """Of its target: `run`, `trajectory` or `check`."""
     name: str
@@ -162,10 +159,6 @@ class ShareLine(Page):
     """The tokens that it shows alone, such as `row 0, 12-48`; empty: everything of the target."""
     note: str
     """Shown to everybody who opens it."""
-    made_by: str
-    """Who made it."""
-    created_at: datetime
-    """When it was made."""
     expires_at: datetime
     """Until when it works."""
     revoked_at: datetime | None
@@ -176,8 +169,6 @@ class ShareLine(Page):
     """When it was opened last."""
     project: str
     """Name of the project of its target."""
-    state: str
-    """`live`, `revoked`, `expired`, or `maker left`: who made it is no longer a member of the project."""
     may_revoke: bool
     """Whether the reader of the page may revoke it."""
     link: str | None = None

@@ -48,12 +48,18 @@ class AlarmStep:
 class Raised:
     """A run is above a limit."""
 
-    first_step: int  # The first training step above it.
+    first_step: int
+    """The first training step above it."""
     last_step: int
-    n_steps: int  # Steps above it.
-    worst_step: int  # The first step with the largest value.
-    worst: float  # That value: a share from 0 to 1, or the mean gap in nats.
-    baseline: float | None = None  # Of the gap: the median over the first steps, in nats.
+    """The last one."""
+    n_steps: int
+    """Steps above it."""
+    worst_step: int
+    """The first step with the largest value."""
+    worst: float
+    """That value: a share from 0 to 1, or the mean gap in nats."""
+    baseline: float | None
+    """Of the gap: the median over the first steps, in nats."""
 
 
 def find_raised(figure: AlarmFigure, kind: str, limit: float, steps: Iterable[AlarmStep]) -> Raised | None:

@@ -318,14 +318,14 @@ def routing_misaligned(extra: Mapping[str, Any], n_tokens: int) -> Fault | None:
 
 def routing_rows(value: Any) -> int | None:
     """How many rows of expert routing a source recorded. None when the value is not such a record."""
-    if isinstance(value, list):
+    if isinstance(value, list) or (isinstance(value, np.ndarray) and value.ndim):
         return len(value)
     if isinstance(value, Mapping):  # the summary that an import keeps (rollout_inspector.formats.engine_fields)
         return value["length"] if type(value.get("length")) is int else None
     if isinstance(value, str) and value.startswith("nrlre1:"):  # nrlre1:<dtype>:<rows>x<layers>x<experts>:<base64>
         parts = value.split(":", 3)
         rows = parts[2].split("x")[0] if len(parts) > 2 else ""
-        return int(rows) if rows.isdigit() else None
+        return int(rows) if rows.isascii() and rows.isdigit() and len(rows) < 10 else None
     return None
 
 

@@ -25,7 +25,10 @@ def other_fields(
     Values of other types are left out, and so is a part without ids. Engines put several tokens in the place of an
     image, so that a prompt with media may be counted otherwise.
     """
-    prompt = {name: value for name, value in prompt.items() if not _has_texts(value)}
+    prompt = {
+        name: value for name, value in prompt.items()
+        if not (isinstance(value, list) and any(isinstance(token, str) for token in value))
+    }
     parts = {}
     for part, ids, fields in (("prompt", prompt_ids, prompt), ("completion", completion_ids, completion)):
         others = {name: _differing(value, ids) for name, value in fields.items() if len(ids)}
@@ -39,10 +42,6 @@ def other_fields(
 def _has_media(request: Mapping[str, Any]) -> bool:
     in_fields = any(value and _MEDIA.search(name) for name, value in request.items())
     return in_fields or next(media_parts(request.get("messages")), None) is not None
-
-
-def _has_texts(value: Any) -> bool:
-    return isinstance(value, list) and any(isinstance(token, str) for token in value)
 
 
 def _differing(value: Any, ids: Ids) -> int | list[int | str | None] | None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rollout_inspector.diagnose.row_checks import routing_rows
 from rollout_inspector.formats import shapes
 from rollout_inspector.formats.sglang_meta import versions
 from rollout_inspector.streams.trajectory import Floats, Mask, Row, Step, Trajectory
@@ -133,7 +134,7 @@ def taken(extra: Mapping[str, Any], names: Sequence[str]) -> tuple[dict[str, Any
 def summary_of(value: Any, n_tokens: int | None = None) -> dict[str, Any]:
     """The summary of an array in a form that engines write: nested lists, or a text with the array in base64. Only the
     length is known where the rows cannot be read, and nothing where the array has no shape either."""
-    length = rows_of(value)
+    length = None if isinstance(value, Mapping) else routing_rows(value)
     try:
         description = summary(_array(value, n_tokens))
         if isinstance(value, Mapping) and type(start := value.get("start")) is int and 0 <= start < 2**31:
@@ -141,19 +142,6 @@ def summary_of(value: Any, n_tokens: int | None = None) -> dict[str, Any]:
         return description
     except (ValueError, TypeError, LookupError, OverflowError, binascii.Error, SyntaxError, MemoryError):
         return {} if length is None else {"length": length}
-
-
-def rows_of(value: Any) -> int | None:
-    """How many rows an array has. None when the value does not tell."""
-    if isinstance(value, list):
-        return len(value)
-    if isinstance(value, np.ndarray):
-        return len(value) if value.ndim else None
-    if isinstance(value, str) and value.startswith("nrlre1:"):  # nrlre1:<dtype>:<rows>x<layers>x<experts>:<base64>
-        parts = value.split(":", 3)
-        rows = parts[2].split("x")[0] if len(parts) > 2 else ""
-        return int(rows) if rows.isascii() and rows.isdigit() and len(rows) < 10 else None
-    return None
 
 
 def _array(value: Any, n_tokens: int | None) -> NDArray[Any]:

@@ -171,7 +171,10 @@ def each_batch(
             keys = {f"{digest} {item.external_id}" for item in items}
             is_repeated = any(key in seen_ids for key in keys)
             if not is_repeated:
-                items = [_renamed(item, line.number) if item.external_id in seen_ids else item for item in items]
+                items = [
+                    replace(item, external_id=f"{item.external_id[:180]}-line-{line.number}")
+                    if item.external_id in seen_ids else item for item in items
+                ]
             for item in items:
                 if item.external_id in seen_ids:
                     raise BadLine(f"The id {item.external_id!r} was used on an earlier line of this file.")
@@ -184,10 +187,6 @@ def each_batch(
             seen_ids.add(item.external_id)
             limits.current().count(item)
             yield replace(item, extra=shapes.with_notes(item.extra, notes)) if notes else item
-
-
-def _renamed(trajectory: Trajectory, number: int) -> Trajectory:
-    return replace(trajectory, external_id=f"{trajectory.external_id[:180]}-line-{number}")
 
 
 def each_line(
@@ -211,9 +210,11 @@ def batch_format(
     return Format(name, title, detect, partial(each_batch, read_batch=read_batch), lacks, cut=parts_of)
 
 
-def having(*keys: str) -> Detect:
-    """Recognises a file whose first value is an object with all of these keys."""
-    return lambda values: has_keys(values[0], *keys)
+def having(*keys: str, **types: type) -> Detect:
+    """Recognises a file whose first value is an object with all of these keys, those of ``types`` with such values."""
+    return lambda values: has_keys(values[0], *keys, *types) and all(
+        isinstance(values[0][key], kind) for key, kind in types.items()
+    )
 
 
 def has_keys(value: Any, *keys: str) -> bool:

@@ -305,7 +305,9 @@ def with_messages(lanes: Sequence[Lane], told: Mapping[int, Told]) -> list[Lane]
     for lane in lanes:
         step = lane.steps[-1]
         side = joined[lane.index].kind is LaneKind.BRANCH
-        if step in used or step not in told or not (side or len(lane.steps) > 1) or not has_summary(told[step]):
+        if step in used or step not in told or not (side or len(lane.steps) > 1):
+            continue
+        if not (_wanted(told[step], True) and asks_for_summary(told[step])):
             continue
         later = steps[bisect_right(steps, step) :]
         if not later or any(index in told and holds(told[index], told[step], True) for index in later):
@@ -376,11 +378,6 @@ def holds(later: Told, told: Told, was_asked: bool) -> bool:
     of the assistant counts only where the step was asked for a summary: else it is the history itself."""
     words = _wanted(told, was_asked)
     return any(form in text for form in words for role, text in later.texts if was_asked or role != "assistant")
-
-
-def has_summary(told: Told) -> bool:
-    """Whether a step was asked for a summary and replied a text that can be looked for."""
-    return bool(_wanted(told, True)) and asks_for_summary(told)
 
 
 def _wanted(told: Told, was_asked: bool) -> list[str]:

@@ -21,14 +21,14 @@ def gaps(values: list[float | None]) -> list[AlarmStep]:
 
 def test_a_share_above_its_limit_is_raised_at_its_first_step_and_a_share_at_the_limit_is_not() -> None:
     found = find_raised(AlarmFigure.BROKEN, "", 0.1, steps([0, 2, 3, 0, 9, 9, 1]))
-    assert found == Raised(first_step=2, last_step=5, n_steps=3, worst_step=4, worst=0.45)
+    assert found == Raised(first_step=2, last_step=5, n_steps=3, worst_step=4, worst=0.45, baseline=None)
     assert find_raised(AlarmFigure.BROKEN, "", 0.1, steps([0, 2, 2])) is None
     assert find_raised(AlarmFigure.BROKEN, "", 0.1, []) is None
 
 
 def test_steps_may_come_in_any_order_and_need_not_be_close() -> None:
     one = [AlarmStep(900, 20, broken=20), AlarmStep(4, 20, broken=5), AlarmStep(100, 20)]
-    assert find_raised(AlarmFigure.BROKEN, "", 0.1, one) == Raised(4, 900, 2, 900, 1.0)
+    assert find_raised(AlarmFigure.BROKEN, "", 0.1, one) == Raised(4, 900, 2, 900, 1.0, None)
 
 
 def test_a_small_step_is_checked_by_no_share() -> None:
@@ -37,7 +37,7 @@ def test_a_small_step_is_checked_by_no_share() -> None:
     assert find_raised(AlarmFigure.BROKEN, "", 0.1, steps([MIN_TRAJECTORIES], of=MIN_TRAJECTORIES)) is not None
     few, enough = (AlarmStep(1, 1, groups=n, same_reward=n) for n in (MIN_GROUPS - 1, MIN_GROUPS))
     assert find_raised(AlarmFigure.SAME_REWARD, "", 0.9, [few]) is None
-    assert find_raised(AlarmFigure.SAME_REWARD, "", 0.9, [enough]) == Raised(1, 1, 1, 1, 1.0)
+    assert find_raised(AlarmFigure.SAME_REWARD, "", 0.9, [enough]) == Raised(1, 1, 1, 1, 1.0, None)
 
 
 def test_a_kind_counts_alone_and_what_is_not_known_is_not_zero() -> None:

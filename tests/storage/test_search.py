@@ -59,8 +59,8 @@ def run(request: pytest.FixtureRequest, db: None, monkeypatch: pytest.MonkeyPatc
     files.delete_all(f"segments/{found.code}/")
 
 
-def spans(parts: list[SearchHit]) -> list[tuple[int, int | None, int | None, int | None]]:
-    return [(one.index, one.row, one.start, one.stop) for one in parts]
+def spans(parts: list[SearchHit]) -> list[tuple[str, int | None, int | None, int | None]]:
+    return [(one.trajectory, one.row, one.start, one.stop) for one in parts]
 
 
 def whole(run: models.Run | None, by: str, text: str, **more: Any) -> list[SearchHit]:
@@ -74,7 +74,7 @@ def test_ids_are_found_where_reading_every_row_finds_them(run: models.Run, patte
     wanted = [None if part == "*" else int(part) for part in pattern.split()]
     found = set(spans(whole(run, "ids", pattern)))
     streams = {
-        (one.index, row.index): row_window(one, row, 0, row.n_tokens).ids.tolist()
+        (one.code, row.index): row_window(one, row, 0, row.n_tokens).ids.tolist()
         for one in run.trajectories.all()
         for row in one.rows.all()
     }
@@ -125,7 +125,7 @@ def texts(db: None, tiny_tokenizer: Path) -> Iterator[tuple[models.Run, Maker]]:
 
 
 def row_text(run: models.Run, make: Maker, found: SearchHit) -> bytes:
-    trajectory = run.trajectories.get(index=found.index)
+    trajectory = run.trajectories.get(code=found.trajectory)
     assert found.row is not None and found.start is not None and found.stop is not None
     return make.table.join(row_window(trajectory, found.row, found.start, found.stop).ids)
 

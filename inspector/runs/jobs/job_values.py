@@ -1,5 +1,6 @@
-"""A job as pages and the API show it."""
+"""A job as pages and the API show it, and what pages show alike of a report that a job makes of a run."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Self
@@ -7,8 +8,9 @@ from typing import Any, Self
 from django.urls import reverse
 from django.utils import timezone
 
+from inspector.runs.run_values import WorkValues
 from inspector.web.remedies import WORDS
-from inspector.web.twins import Page, from_columns, some_fields
+from inspector.web.twins import Page, from_columns
 from rollout_inspector.refusal import Words, worded
 from rollouts.jobs import diagnosis
 from rollouts.jobs.broker import queue_of
@@ -30,17 +32,13 @@ def listed_kinds() -> list[str]:
 
 
 @dataclass(frozen=True)
-class JobValues(Page):
+class JobValues(WorkValues):
     """Background work."""
 
-    code: str
-    """Names the job in addresses."""
     kind: str
     """What is done."""
     what: str
     """The kind and its options in words."""
-    status: str
-    """``queued``, ``running``, ``done``, ``failed`` or ``cancelled``."""
     active: bool
     """The job still changes."""
     cancelling: bool
@@ -55,8 +53,6 @@ class JobValues(Page):
     """Trajectories that are done."""
     total: int
     """Trajectories that it has to go through."""
-    error: str
-    """Why it failed; empty otherwise."""
     sentence: str
     """Where it stands, and what to do where it does not go on."""
     notes: list[str]
@@ -67,12 +63,8 @@ class JobValues(Page):
     """Address of the file of an export, while it is offered."""
     bytes: int
     """Size of that file."""
-    created_at: datetime
-    """When it was asked for."""
     created_by: str | None
     """Who asked for it; None also for the visitor of a share link."""
-    finished_at: datetime | None
-    """When it ended."""
     expires_at: datetime | None
     """When its file goes."""
 
@@ -101,11 +93,31 @@ class JobValues(Page):
         )
 
 
-JobLine: Any = some_fields(
-    JobValues, "JobLine", "A job as a line of the list.",
-    "code kind what status active cancelling done total sentence notes options file bytes created_at created_by "
-    "finished_at expires_at",
-)
+@dataclass(frozen=True)
+class ReportPage(Page):
+    """A report that a job makes, or why there is none."""
+
+    job: JobValues | None
+    """The newest job that makes it."""
+    live: bool
+    """That job still changes."""
+    why_not: str
+    """Why it cannot be made; empty when it can."""
+    stale: bool
+    """The run has changed since the report was made."""
+    made_at: datetime | None
+    """When the report was made."""
+
+    @classmethod
+    def of(
+        cls, run: Run, jobs: Sequence[Job], done: Job | None, key: Callable[[Run], str], why_not: str, /, **more: Any
+    ) -> Self:
+        """``jobs``: the newest first. ``done``: whose report is shown. ``key``: what a report of now would hold."""
+        return cls(
+            job=JobValues.of(jobs[0], run) if jobs else None, live=bool(jobs) and is_active(jobs[0]), why_not=why_not,
+            stale=done is not None and (done.report or {})["key"] != key(run),
+            made_at=done.finished_at if done is not None else None, **more,
+        )
 
 
 def sentence_of(job: Job, words: Words) -> str:

@@ -11,11 +11,11 @@ from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_POST
 
-from inspector.runs.run_values import RunValues
+from inspector.runs.run_values import OfRun, RunValues
 from inspector.web.access import access, may_write, reader_of, reads_run, require_rule, run_of_form, writes_run
 from inspector.web.twins import Page, from_columns, json_page, page, told, wants_json
 from rollout_inspector.diagnose.alarm_rules import (
-    FIRST_STEPS, MIN_GAP, MIN_GROUPS, MIN_TRAJECTORIES, TITLES, AlarmFigure, limit_words
+    FIRST_STEPS, MIN_GAP, MIN_GROUPS, MIN_TRAJECTORIES, TITLES, AlarmFigure, Raised, limit_words
 )
 from rollout_inspector.diagnose.kinds import KINDS
 from rollout_inspector.refusal import Refusal
@@ -27,7 +27,7 @@ from rollouts.store.runs.alarms import (
 
 
 @dataclass(frozen=True)
-class AlarmValues(Page):
+class AlarmValues(Raised, Page):
     """A run is above a limit, or was."""
 
     code: str
@@ -44,18 +44,6 @@ class AlarmValues(Page):
     """False: no step is above the limit any more."""
     limit: float
     """A share from 0 to 1; of the gap a multiple of its first steps."""
-    first_step: int
-    """The first training step above it."""
-    last_step: int
-    """The last one."""
-    n_steps: int
-    """Steps above it."""
-    worst_step: int
-    """The step with the largest value."""
-    worst: float
-    """That value: a share, or the mean gap in nats."""
-    baseline: float | None
-    """Of the gap: the median over the first steps, in nats."""
     raised_at: datetime
     """When it was raised."""
     delivery: str
@@ -131,11 +119,9 @@ def alarm_values(request: HttpRequest, run: Run) -> list[AlarmValues]:
 
 
 @dataclass(frozen=True)
-class AlarmsPage(Page):
+class AlarmsPage(OfRun):
     """The alarms of a run."""
 
-    run: RunValues
-    """The run."""
     alarms: list[AlarmValues]
     """Those that hold first, each by its first step."""
     limits: list[LimitLine]

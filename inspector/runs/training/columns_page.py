@@ -8,9 +8,9 @@ from django.urls import reverse
 
 from inspector.runs.jobs.ask_for_job import STILL_WORKS, tell
 from inspector.runs.jobs.job_values import JobValues
-from inspector.runs.run_values import RunValues
+from inspector.runs.run_values import OfRun, RunValues
 from inspector.web.access import reads_run, require_maker, writes_run
-from inspector.web.twins import Page, is_fragment, page
+from inspector.web.twins import is_fragment, page
 from rollout_inspector.diagnose.gap.figures import GapFigures
 from rollout_inspector.refusal import Refusal
 from rollouts.jobs import rescore
@@ -51,11 +51,9 @@ class ColumnLine(LogprobColumn):
 
 
 @dataclass(frozen=True)
-class ColumnsPage(Page):
+class ColumnsPage(OfRun):
     """The columns of log-probabilities of a run."""
 
-    run: RunValues
-    """The run."""
     columns: list[ColumnLine]
     """What was recorded, then what engines made."""
     jobs: list[JobValues]

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from itertools import accumulate
 from typing import Any
 
@@ -11,11 +10,11 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 
 from inspector.runs.jobs.ask_for_job import STILL_WORKS, ask_for_job
-from inspector.runs.jobs.job_values import JobLine, JobValues
+from inspector.runs.jobs.job_values import ReportPage
 from inspector.runs.loss_weights import section_of, weights_of
-from inspector.runs.run_values import RunValues
+from inspector.runs.run_values import OfRun, RunValues
 from inspector.web.access import may_write, reads_run, writes_run
-from inspector.web.twins import Page, fields_of, page
+from inspector.web.twins import fields_of, page
 from rollout_inspector.diagnose.gap.cause_kinds import GapCause
 from rollout_inspector.diagnose.gap.report import BY_CLASS, PARTS, causes_in
 from rollout_inspector.streams.figures import percent_of
@@ -26,21 +25,9 @@ from rollouts.store.models import Job, Run
 
 
 @dataclass(frozen=True)
-class GapPage(Page):
+class GapPage(OfRun, ReportPage):
     """The gap of a run between trainer and sampler."""
 
-    run: RunValues
-    """The run."""
-    job: JobLine | None
-    """The newest job that read the gap."""
-    live: bool
-    """That job still changes."""
-    why_not: str
-    """Why there is no gap to read; empty when there is one."""
-    stale: bool
-    """The run has changed since the report was made."""
-    made_at: datetime | None
-    """When the report was made."""
     has_other: bool
     """Of trainer and teacher the other one was read, too."""
     report: dict[str, Any] | None
@@ -56,20 +43,11 @@ def gap_of(run: Run, teacher: bool | None = None) -> GapPage:
         teacher = all(of_teacher) and bool(jobs)
     has_other = (not teacher) in of_teacher
     jobs = [job for job in jobs if ("teacher" in job.options) == teacher]
-    latest = jobs[0] if jobs else None
-    done = next((job for job in jobs if job.status == Job.Status.DONE), None)
-    report = dict(done.report) if done is not None and done.report else None
-    key = report.pop("key") if report else ""
-    return GapPage(
-        run=RunValues.of(run), job=JobLine.of(JobValues.of(latest, run)) if latest is not None else None,
-        live=latest is not None and is_active(latest), why_not=_why_not(run, teacher) if report is None else "",
-        stale=report is not None and key != gap_key(run), made_at=done.finished_at if done is not None else None,
-        has_other=has_other, report=report,
-    )
-
-
-def _why_not(run: Run, teacher: bool) -> str:
-    return "No column of a teacher was held against the student yet." if teacher else why_no_gap(run)
+    done = next((job for job in jobs if job.status == Job.Status.DONE and job.report), None)
+    report = {name: value for name, value in (done.report or {}).items() if name != "key"} if done else None
+    lack = "No column of a teacher was held against the student yet."
+    why_not = "" if report is not None else lack if teacher else why_no_gap(run)
+    return GapPage.of(run, jobs, done, gap_key, why_not, run=RunValues.of(run), has_other=has_other, report=report)
 
 
 @reads_run

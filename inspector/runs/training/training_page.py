@@ -9,11 +9,11 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 
 from inspector.html.inspector_tags import finding_title
-from inspector.runs.run_values import RunValues
+from inspector.runs.run_values import OfRun, RunValues
 from inspector.runs.training.gap_causes import GapCauseValues, gap_causes
 from inspector.runs.training.training_charts import changes_of, charts_of, numbers, spaced
 from inspector.web.access import reader_of, reads_run
-from inspector.web.twins import Page, page, wants_json, whole_number
+from inspector.web.twins import page, wants_json, whole_number
 from rollout_inspector.diagnose.kinds import KINDS
 from rollout_inspector.diagnose.training_axis import axis_sentences
 from rollouts.store.models import Run
@@ -30,11 +30,9 @@ MAX_OTHERS = 30  # Other runs of the project that the page offers to draw on the
 
 
 @dataclass(frozen=True)
-class TrainingPage(Page):
+class TrainingPage(OfRun):
     """A run by training step, or by policy version."""
 
-    run: RunValues
-    """The run."""
     steps: list[TrainingStepLine]
     """The figures of each training step, in order."""
     began: dict[str, int]

@@ -295,7 +295,8 @@ class RolloutStream:
         """Write one fragment, or count what it would have held."""
         try:
             if self._fragments is None or not self._fragments.path.is_dir():  # somebody may have cleaned up
-                self._fragments = FragmentFolder.create(self.folder, self._about())
+                about = {"url": self.url, "run": self.run, "name": self.name, "tokenizer": self.tokenizer}
+                self._fragments = FragmentFolder.create(self.folder, about)
             if bytes_of_fragments(self.folder) + sum(map(len, lines)) // 4 > self.max_folder_bytes:
                 self.counts.dropped_folder_full += len(lines)
                 self._warn("folder", f"{self.counts.dropped_folder_full:,} records were dropped so far: {self.folder} "
@@ -306,9 +307,6 @@ class RolloutStream:
             self.counts.dropped_unwritable += len(lines)
             self._warn("disk", f"{self.counts.dropped_unwritable:,} records were dropped so far: {self.folder} cannot "
                        f"be written: {error.strerror or error}.")
-
-    def _about(self) -> dict[str, Any]:
-        return {"url": self.url, "run": self.run, "name": self.name, "tokenizer": self.tokenizer}
 
     # -- the thread that sends them
 

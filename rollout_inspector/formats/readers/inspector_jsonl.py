@@ -17,7 +17,7 @@ from rollout_inspector.formats.shapes import BadLine
 from rollout_inspector.streams import alternatives
 from rollout_inspector.streams.coding import REQUEST_FIELDS, STEP_FIELDS, CodedStep, StepCodec, StepField
 from rollout_inspector.streams.prefix import links_of
-from rollout_inspector.streams.trajectory import Floats, Ids, Origin, Origins, Request, Row, Step, Trajectory
+from rollout_inspector.streams.trajectory import Floats, Origin, Origins, Request, Row, Step, Trajectory
 
 NAME = "rollout-inspector"
 VERSION = 1
@@ -132,24 +132,16 @@ def _row(value: Mapping[str, Any], n_steps: int, where: str) -> Row:
     )
 
 
-def _optional_ids(value: Any, where: str) -> Ids | None:
-    return None if value is None else shapes.ids(value, where)
-
-
-def _optional_object(value: Any, where: str) -> Mapping[str, Any] | None:
-    return None if value is None else shapes.mapping(value, where)
-
-
 def _readers(fields: Iterable[StepField]) -> list[tuple[str, Reader]]:
     """For each field its name and what reads and checks its value."""
     by_kind: Mapping[str, Reader] = {
         "number": shapes.number,
         "whole": shapes.whole,
         "ids": shapes.ids,
-        "optional_ids": _optional_ids,
+        "optional_ids": lambda value, where: None if value is None else shapes.ids(value, where),
         "floats": shapes.optional_floats,
         "any_text": shapes.optional_string,
-        "object": _optional_object,
+        "object": lambda value, where: None if value is None else shapes.mapping(value, where),
         "mapping": shapes.optional_mapping,
         "tools": shapes.optional_tools,
     }

@@ -1,11 +1,11 @@
 """This project's own Parquet: one trajectory a row, lossless, with columns to sort and filter by."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import IO, Any
 
 from rollout_inspector.formats.containers.cutting import parts_of
 from rollout_inspector.formats.readers import inspector_jsonl
-from rollout_inspector.formats.registry import Format, has_keys
+from rollout_inspector.formats.registry import Format, having
 from rollout_inspector.streams.trajectory import Trajectory
 
 GROUP_ROWS, GROUP_BYTES = 10_000, 4 << 20
@@ -59,11 +59,7 @@ def join(parts: Iterable[IO[bytes]], file: IO[bytes]) -> None:
         writer.close()
 
 
-def detect(values: Sequence[Any]) -> bool:
-    return has_keys(values[0], "record", "external_id") and isinstance(values[0]["record"], str)
-
-
 FORMAT = Format(
-    "own_parquet", "Rollout Inspector Parquet (lossless)", detect, inspector_jsonl.read_records, write=write,
-    join=join, suffix=".parquet", cut=parts_of, is_lossless=True,
+    "own_parquet", "Rollout Inspector Parquet (lossless)", having("external_id", record=str),
+    inspector_jsonl.read_records, write=write, join=join, suffix=".parquet", cut=parts_of, is_lossless=True,
 )

@@ -104,17 +104,13 @@ def _advantages(value: Any, n: int, where: str) -> dict[str, Floats]:
     return {"advantages": advantages}
 
 
-def _is_step(value: Any) -> bool:
-    return has_keys(value, "prompt_ids", "response_ids", "chat_completions")
-
-
 def detect(values: Sequence[Any]) -> bool:
     record = values[0]
     if has_keys(record, "trajectories") and isinstance(record["trajectories"], list):
         record = next(iter(record["trajectories"]), None)
     if has_keys(record, "steps") and isinstance(record["steps"], list):
         record = next(iter(record["steps"]), None)
-    return _is_step(record)
+    return has_keys(record, "prompt_ids", "response_ids", "chat_completions")
 
 
 FORMAT = batch_format("rllm_steps", "rLLM episodes, trajectories and steps", detect, _batch, PART_OF_REQUESTS)

@@ -2,16 +2,14 @@
 Facts: slime ``slime/utils/types.py`` (``Sample``); OpenRLHF ``openrlhf/trainer/ppo_utils/experience.py``."""
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from rollout_inspector.formats import limits, shapes
-from rollout_inspector.formats.containers.cutting import parts_of
 from rollout_inspector.formats.policy_versions import of_row
 from rollout_inspector.formats.readers.datasets import attended
-from rollout_inspector.formats.registry import ROWS_ALONE, Format, each_batch, has_keys
+from rollout_inspector.formats.registry import ROWS_ALONE, batch_format, has_keys, having
 from rollout_inspector.formats.shapes import BadLine
 from rollout_inspector.formats.teacher_columns import FIELDS, teacher_columns
 from rollout_inspector.streams.trajectory import Floats, Row, Trajectory
@@ -59,7 +57,8 @@ def _sample(value: Mapping[str, Any], name: str) -> Trajectory:
     )
     reward, parts = value.get("reward"), {}
     if isinstance(reward, dict):
-        parts = shapes.numbers_by_name({key: item for key, item in reward.items() if _is_number(item)}, "reward")
+        numbers = {key: item for key, item in reward.items() if isinstance(item, int | float)}
+        parts = shapes.numbers_by_name(numbers, "reward")
         reward = next(iter(parts.values())) if len(parts) == 1 else parts.get("score", parts.get("reward"))
     status = shapes.text(value.get("status"), "status", 60)
     index, group = (shapes.text(value.get(key), key, 90) for key in ("index", "group_index"))
@@ -76,22 +75,12 @@ def _sample(value: Mapping[str, Any], name: str) -> Trajectory:
     )
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float)
-
-
-def _is_sample(value: Any) -> bool:
-    sample_keys = {"loss_mask", "rollout_log_probs", "status", "weight_versions"}
-    if not has_keys(value, "tokens", "response_length") or "sample_index" in value:
-        return False
-    return not sample_keys.isdisjoint(value)
-
-
 def _detect_samples(values: Sequence[Any]) -> bool:
     record = values[0]
     if has_keys(record, "samples") and isinstance(record["samples"], list):
         record = next(iter(record["samples"]), None)
-    return _is_sample(record)
+    is_sample = has_keys(record, "tokens", "response_length") and "sample_index" not in record
+    return is_sample and not {"loss_mask", "rollout_log_probs", "status", "weight_versions"}.isdisjoint(record)
 
 
 # -- OpenRLHF
@@ -139,17 +128,9 @@ def _sequence(value: Mapping[str, Any], name: str, extra: dict[str, Any]) -> Tra
     )
 
 
-def _detect_experience(values: Sequence[Any]) -> bool:
-    return has_keys(values[0], "sequences", "action_mask") and isinstance(values[0]["sequences"], list)
-
-
 FORMATS = (
-    Format(
-        "slime_samples", "slime and miles samples (Sample.to_dict)", _detect_samples,
-        partial(each_batch, read_batch=_samples), ROWS_ALONE, cut=parts_of,
-    ),
-    Format(
-        "openrlhf_experience", "OpenRLHF Experience", _detect_experience, partial(each_batch, read_batch=_experience),
-        ROWS_ALONE, cut=parts_of,
+    batch_format("slime_samples", "slime and miles samples (Sample.to_dict)", _detect_samples, _samples, ROWS_ALONE),
+    batch_format(
+        "openrlhf_experience", "OpenRLHF Experience", having("action_mask", sequences=list), _experience, ROWS_ALONE
     ),
 )

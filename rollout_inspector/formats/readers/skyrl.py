@@ -5,7 +5,6 @@ observation too. The mask says where its completion ends."""
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -15,7 +14,7 @@ import numpy as np
 
 from rollout_inspector.formats import shapes
 from rollout_inspector.formats.containers.json_text import canonical_json
-from rollout_inspector.formats.registry import NO_REQUESTS, Format, each_batch, has_keys
+from rollout_inspector.formats.registry import NO_REQUESTS, Format, each_batch, having
 from rollout_inspector.formats.shapes import BadLine
 from rollout_inspector.streams.token_origins import mask_runs
 from rollout_inspector.streams.trajectory import Floats, Mask, Origin, Row, Step, Trajectory
@@ -202,8 +201,7 @@ def _group(ids: Any, i: int) -> str:
     return shapes.text(value.get("instance_id"), "instance_id", 200) if isinstance(value, dict) else ""
 
 
-def detect(values: Sequence[Any]) -> bool:
-    return has_keys(values[0], "prompt_token_ids", "response_ids") and isinstance(values[0]["response_ids"], list)
-
-
-FORMAT = Format("skyrl", "SkyRL GeneratorOutput", detect, partial(each_batch, read_batch=_batch), NO_REQUESTS)
+FORMAT = Format(
+    "skyrl", "SkyRL GeneratorOutput", having("prompt_token_ids", response_ids=list),
+    partial(each_batch, read_batch=_batch), NO_REQUESTS,
+)

@@ -230,10 +230,6 @@ def _alpaca(value: Any, number: int) -> Trajectory:
     return _conversation({**further, "messages": messages}, number)
 
 
-def _detect_alpaca(values: Sequence[Any]) -> bool:
-    return has_keys(values[0], "instruction", "output") and isinstance(values[0]["output"], str)
-
-
 # -- OpenAI-style messages
 
 
@@ -298,10 +294,6 @@ def _message_steps(messages: Sequence[Any], tools: Any, places: Iterable[int]) -
     return tuple(steps)
 
 
-def _detect_messages(values: Sequence[Any]) -> bool:
-    return has_keys(values[0], "messages") and isinstance(values[0]["messages"], list)
-
-
 FORMATS = (
     _format("verl", "verl rollout data (text only)", "input", "output", "score", ("step",)),
     _format(
@@ -323,7 +315,7 @@ FORMATS = (
         partial(each_batch, read_batch=_preferences), LACKS,
     ),
     line_format("sharegpt", "ShareGPT conversations (text only)", _detect_sharegpt, _sharegpt, LACKS),
-    line_format("alpaca", "Alpaca instructions (text only)", _detect_alpaca, _alpaca, LACKS),
+    line_format("alpaca", "Alpaca instructions (text only)", having("instruction", output=str), _alpaca, LACKS),
     line_format("art", "ART trajectory groups (text only)", having("group_index", "messages"), _art, LACKS),
-    line_format("messages", "OpenAI-style messages (text only)", _detect_messages, _conversation, LACKS),
+    line_format("messages", "OpenAI-style messages (text only)", having(messages=list), _conversation, LACKS),
 )

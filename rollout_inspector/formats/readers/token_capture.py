@@ -1,6 +1,5 @@
 """NeMo Gym token capture ``<rollout_id>.tokens.jsonl``: one model call a line, ordered by prompt length."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from rollout_inspector.formats import shapes
@@ -13,10 +12,6 @@ from rollout_inspector.streams.trajectory import Step
 NEWEST = 1
 _KNOWN = ("rollout_id", "model", "prompt_token_ids", "generation_token_ids", "generation_log_probs", "output_items",
           "schema_version")
-
-
-def _rollout_id(value: Mapping[str, Any], number: int) -> str:
-    return shapes.text(value.get("rollout_id"), "rollout_id", 200) or "rollout"
 
 
 def _add_line(session: Session, value: dict[str, Any]) -> None:
@@ -40,6 +35,7 @@ def _add_line(session: Session, value: dict[str, Any]) -> None:
 
 
 FORMAT = session_format(
-    "token_capture", "NeMo Gym token capture", having("prompt_token_ids", "generation_token_ids"), _rollout_id,
-    _add_line, NO_REQUESTS, by_length=True,
+    "token_capture", "NeMo Gym token capture", having("prompt_token_ids", "generation_token_ids"),
+    lambda value, _: shapes.text(value.get("rollout_id"), "rollout_id", 200) or "rollout", _add_line,
+    NO_REQUESTS, by_length=True,
 )

@@ -1,6 +1,6 @@
 """Rows in the shapes that trainers take them in, read back: what our exports write, and what users dump themselves."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from rollout_inspector.formats import shapes
-from rollout_inspector.formats.containers.source import Source
-from rollout_inspector.formats.registry import ROWS_ALONE, Format, Rejected, each_batch, has_keys, having, line_format
+from rollout_inspector.formats.registry import ROWS_ALONE, Format, each_batch, has_keys, having, line_format
 from rollout_inspector.formats.shapes import BadLine
 from rollout_inspector.formats.teacher_columns import FIELDS, teacher_columns
 from rollout_inspector.streams.trajectory import REWARD_COLUMNS, Floats, Ids, Mask, Row, Trajectory
@@ -64,12 +63,6 @@ def _verl(value: Any, number: int) -> Trajectory:
 
 _TRL = ("completion_ids", "logprobs", "env_mask", "reward", "external_id", "prompt_mask", "completion_mask",
         "completion_logprobs")
-_ONE = ("prompt_ids", "completion_ids", "logprobs", "env_mask", "prompt_mask", "completion_mask", "completion_logprobs")
-"""The fields of a row that are lists themselves."""
-
-
-def _read_trl(source: Source) -> Iterator[Trajectory | Rejected]:
-    return each_batch(source, partial(_trl, seen=set()))
 
 
 def _trl(value: Any, number: int, seen: set[str]) -> list[Trajectory]:
@@ -297,7 +290,8 @@ FORMATS = (
         ROWS_ALONE,
     ),
     Format(
-        "trl_rollouts", "TRL rollouts (prompt_ids, completion_ids)", having("prompt_ids", "completion_ids"), _read_trl,
+        "trl_rollouts", "TRL rollouts (prompt_ids, completion_ids)", having("prompt_ids", "completion_ids"),
+        lambda source: each_batch(source, partial(_trl, seen=set())),
         ROWS_ALONE,
     ),
     line_format(

@@ -88,12 +88,9 @@ def _work(episode: Mapping[str, Any]) -> Mapping[str, Any]:
 def _policy(work: Mapping[str, Any]) -> str:
     """The policy version that sampled an episode; empty where it changed meanwhile, or is not recorded."""
     policy = work.get("policy")
-    versions = {policy.get("start"), policy.get("end")} if isinstance(policy, dict) and _is_flat(policy) else set()
+    is_flat = isinstance(policy, dict) and not any(isinstance(item, dict | list) for item in policy.values())
+    versions = {policy.get("start"), policy.get("end")} if policy and is_flat else set()
     return shapes.text(versions.pop(), "run.work.policy", 100) if len(versions) == 1 else ""
-
-
-def _is_flat(value: Mapping[str, Any]) -> bool:
-    return not any(isinstance(item, dict | list) for item in value.values())
 
 
 def _training_step(trace: Mapping[str, Any], work: Mapping[str, Any]) -> int | None:

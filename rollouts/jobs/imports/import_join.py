@@ -20,10 +20,10 @@ from rollouts.store.jobs.shards import is_cut, shards_of, unfinished_shards
 from rollouts.store.models import Job, Run
 from rollouts.store.outages import is_outage
 from rollouts.store.runs.imports import (
-    drop_all, drop_range, end_import, move_range, names_at, next_final_index, note_imported, rename_trajectories,
-    set_rejections
+    drop_all, drop_incomplete, drop_range, end_import, move_range, names_at, next_final_index, note_imported,
+    rename_trajectories, set_rejections
 )
-from rollouts.store.runs.runs import delete_trajectories, find_run, recount
+from rollouts.store.runs.runs import delete_trajectories, find_run, recount, run_of_job
 
 log = logging.getLogger(__name__)
 
@@ -33,9 +33,7 @@ BATCH = 500
 
 def join(job: Job, beat: Beat) -> None:
     """End an import whose shards have ended: it is done, or somebody has cancelled it."""
-    run = find_run(jobs=job)
-    if run is None:
-        raise JobLost
+    run = run_of_job(job)
     if not is_active(run):
         end_job(job, run.status, run.error)
         return
@@ -52,31 +50,29 @@ def join(job: Job, beat: Beat) -> None:
 def fail(job: Job, sentence: str, remedy: str) -> None:
     """End a job that could not be done, and its run. Files that were read stay; *Resume* reads what is left."""
     run = find_run(jobs=job)
-    if run is None or not is_active(run) or not is_cut(job):
-        imports.fail(job, sentence)
+    if run is None or not is_active(run):
+        end_job(job, Job.Status.FAILED, sentence)
         return
     with contextlib.suppress(JobLost):
-        close_shards(job)
         _keep_complete(run, job, Beat(job))
-        is_cancelled = run.cancel_requested
-        end_import(
-            run, job, Run.Status.CANCELLED if is_cancelled else Run.Status.FAILED, "" if is_cancelled else sentence
-        )
-        if is_cancelled:
-            drop_uploads(run.code)
+        if is_cut(job) and run.cancel_requested:
+            _end_cancelled(run, job)
+        else:
+            end_import(run, job, Run.Status.FAILED, sentence)
 
 
 def cancel(job: Job) -> None:
     """End a taken job as cancelled, and its run."""
     run = find_run(jobs=job)
-    if run is None or not is_cut(job):
-        imports.cancel(job)
-        return
-    with contextlib.suppress(JobLost):
-        close_shards(job)
-        _keep_complete(run, job, Beat(job))
-        end_import(run, job, Run.Status.CANCELLED)
-        drop_uploads(run.code)
+    if run is not None:
+        with contextlib.suppress(JobLost):
+            _keep_complete(run, job, Beat(job))
+            _end_cancelled(run, job)
+
+
+def _end_cancelled(run: Run, job: Job) -> None:
+    end_import(run, job, Run.Status.CANCELLED)
+    drop_uploads(run.code)
 
 
 def _pieces(shard: Job) -> list[dict[str, Any]]:
@@ -126,6 +122,10 @@ def _put_together(run: Run, job: Job, alive: Alive) -> None:
 
 def _keep_complete(run: Run, job: Job, alive: Alive) -> None:
     """The same for an import that ends before its end. Where even that fails, nothing is kept, so that it does end."""
+    if not is_cut(job):
+        drop_incomplete(run, alive)
+        return
+    close_shards(job)
     try:
         _put_together(run, job, alive)
     except Exception as error:

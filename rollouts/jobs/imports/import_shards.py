@@ -25,7 +25,7 @@ from rollouts.store.chat_templates.tokenizers import tokenizer_named
 from rollouts.store.jobs.jobs import Beat, JobLost, beat_job, is_active
 from rollouts.store.models import Job, Run, new_code
 from rollouts.store.runs.imports import MAX_REJECTIONS, PROVISIONAL, beat_import, begin_parts, drop_range, imported
-from rollouts.store.runs.runs import choose_tokenizer, find_run, start_run
+from rollouts.store.runs.runs import choose_tokenizer, find_run, run_of_job, start_run
 from rollouts.store.text import storable_text
 from rollouts.store.trajectories.trajectories import taken_ids
 
@@ -128,9 +128,8 @@ def _choose_tokenizer(run: Run, files: Sequence[str], pieces: Sequence[Mapping[s
 @rare_collections()
 def do_shard(shard: Job, beat: Beat) -> dict[str, Any]:
     """Read the pieces of a shard from the start. Returns the column with what was found beside trajectories."""
-    run = find_run(templates=True, jobs=shard.whole_id)
-    whole = shard.whole
-    if run is None or whole is None or not is_active(run):
+    run, whole = run_of_job(shard), shard.whole
+    if whole is None or not is_active(run):
         raise JobLost
     first, stop = shard.options["first"], shard.options["stop"]
     alive = partial(beat_job, shard)

@@ -35,7 +35,7 @@ from rollouts.store.runs.imports import (
     add_rejections, begin_parts, drop_incomplete, end_import, failed_import_of, imported, list_rejections,
     note_imported, reject_file, set_bytes_total
 )
-from rollouts.store.runs.runs import choose_tokenizer, delete_run, end_run, find_run, reopen_run, start_run
+from rollouts.store.runs.runs import choose_tokenizer, delete_run, end_run, reopen_run, run_of_job, start_run
 from rollouts.store.trajectories.retokenized import keep_retokenized
 from rollouts.store.trajectories.save_trajectories import save_trajectories
 from rollouts.store.trajectories.token_encoding import drop_arrays, encode_trajectories
@@ -99,9 +99,7 @@ def send_import(run: models.Run, job: Job) -> None:
 
 def do_job(job: Job, beat: Beat) -> None:
     """Read the files of a job's options into its run. After a lost worker it goes on at the first incomplete file."""
-    run = find_run(templates=True, jobs=job)
-    if run is None:
-        raise JobLost
+    run = run_of_job(job)
     if not is_active(run):
         end_job(job, run.status, run.error)
         return
@@ -116,28 +114,6 @@ def do_job(job: Job, beat: Beat) -> None:
 def rule_of(job: Job) -> TrainingStepRule:
     """What the user of an import said about training steps."""
     return TrainingStepRule(**job.options.get("training_step", {}))
-
-
-def fail(job: Job, sentence: str) -> None:
-    """End a job that could not be done, and its run. Uploads stay, because *Resume* reads the files that are left."""
-    run = find_run(jobs=job)
-    if run is None or not is_active(run):
-        end_job(job, Job.Status.FAILED, sentence)
-        return
-    with contextlib.suppress(JobLost):
-        drop_incomplete(run, Beat(job))
-        end_import(run, job, models.Run.Status.FAILED, sentence)
-
-
-def cancel(job: Job) -> None:
-    """End a taken job as cancelled, and its run."""
-    run = find_run(jobs=job)
-    if run is None:
-        return
-    with contextlib.suppress(JobLost):
-        drop_incomplete(run, Beat(job))
-        end_import(run, job, models.Run.Status.CANCELLED)
-        drop_uploads(run.code)
 
 
 def left_of(run: models.Run) -> Job | None:

@@ -2,4 +2,4 @@
 
 from rollouts.jobs.search.patterns import PatternTooSlow
 from rollouts.jobs.search.search_question import BY, SearchQuestion
-from rollouts.jobs.search.trajectory_search import ONLY_IDS, SearchedPart, SearchHit, find_in_row, search
+from rollouts.jobs.search.trajectory_search import ONLY_IDS, FoundRange, SearchedPart, SearchHit, find_in_row, search

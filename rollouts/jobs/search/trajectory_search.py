@@ -14,7 +14,7 @@ from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.batches import batched
 from rollout_inspector.streams.trajectory import Ids
 from rollout_inspector.text.tokenizers import ByteTable
-from rollouts.jobs.search.patterns import Pattern, PatternTooSlow
+from rollouts.jobs.search.patterns import PatternTooSlow
 from rollouts.jobs.search.search_question import SearchQuestion
 from rollouts.jobs.search.token_buffer import of_row, of_trajectories
 from rollouts.store.chat_templates.tokenizers import byte_table, byte_table_of
@@ -46,22 +46,36 @@ class _Place(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SearchHit:
-    """A result: a range of tokens of a trajectory, or its metadata."""
+class FoundRange:
+    """A range of tokens of a trajectory, or its metadata."""
+
+    trajectory: str
+    """Code of the trajectory."""
+    external_id: str
+    """Its name in the source."""
+    row: int | None
+    """The row that holds it; null = no row holds it, or it is metadata."""
+    step: int | None
+    """The step that brought the last of these tokens, or that has the finding; null = not known, or metadata."""
+    start: int | None
+    """First token: offset in the row, or in the stream of the step where ``row`` is null."""
+    stop: int | None
+    """Offset behind the last token."""
+    text: str
+    """The text of these tokens, or their ids where there is no tokenizer; of a finding what was found."""
+    before: str
+    """What stands before it."""
+    after: str
+    """What stands behind it."""
+    kind: str
+    """Kind of the finding; empty where something else was searched for."""
+
+
+@dataclass(frozen=True)
+class SearchHit(FoundRange):
+    """A result with its run."""
 
     run: Run
-    trajectory: str  # The code.
-    external_id: str
-    index: int
-    row: int | None  # None: no row holds it, or it is metadata.
-    step: int | None
-    """The step that brought the last of these tokens, or has the finding; None = not known, or metadata."""
-    start: int | None
-    stop: int | None  # Offsets in the row; in the stream of the step where there is no row.
-    text: str
-    before: str = ""
-    after: str = ""
-    kind: str = ""  # The kind of a finding.
 
 
 @dataclass
@@ -94,17 +108,13 @@ def search(
     values = read_cursor(cursor, CURSOR, datetime, int, int, int, int, int)
     place = _Place(*values) if values else None
     if place is None and question.pattern is not None and question.pattern.token_texts:
-        _check_texts(question.pattern, runs)
+        tables = [table for key in tokenizer_files(runs) if (table := _table(key))]
+        if text := question.pattern.unknown(tables):
+            raise Refusal(no_token(text))
     total = place.total if place is not None else sum_of_trajectories(runs)
     part = SearchedPart(total=total)
     _Walk(question, part, limit, time.monotonic() + seconds).go(runs, place)
     return part
-
-
-def _check_texts(pattern: Pattern, runs: QuerySet[Run]) -> None:
-    tables = [table for key in tokenizer_files(runs) if (table := _table(key))]
-    if text := pattern.unknown(tables):
-        raise Refusal(no_token(text))
 
 
 def no_token(text: str) -> str:
@@ -206,8 +216,8 @@ class _Walk:
                 first = start + 1 if pattern.shares_tokens else stop
                 before, after = (_text(table, ids) for ids in buffer.around(start, stop))
                 yield looked, first - buffer.first_of[spot.trajectory], SearchHit(
-                    run, looked.code, looked.external_id, looked.number, spot.row, spot.step, spot.start, spot.stop,
-                    _text(table, buffer.ids[start:stop]), before.lstrip("\ufffd"), after.rstrip("\ufffd"),
+                    looked.code, looked.external_id, spot.row, spot.step, spot.start, spot.stop,
+                    _text(table, buffer.ids[start:stop]), before.lstrip("\ufffd"), after.rstrip("\ufffd"), "", run,
                 )
         except PatternTooSlow as slow:
             yield batch[slow.trajectory], 0, None
@@ -226,8 +236,8 @@ class _Walk:
                 continue
             row = rows.get((finding.trajectory_id, finding.step_index), finding.row_index)
             yield looked, n_of[looked.pk], SearchHit(
-                run, looked.code, looked.external_id, looked.number, row, finding.step_index, finding.start,
-                finding.stop, finding.evidence[:MAX_CHARACTERS], kind=finding.kind,
+                looked.code, looked.external_id, row, finding.step_index, finding.start, finding.stop,
+                finding.evidence[:MAX_CHARACTERS], "", "", finding.kind, run,
             )
 
     def _metadata(
@@ -241,8 +251,7 @@ class _Walk:
                 continue
             field, before, match, after = _where(values, text, as_json)
             yield looked, 1, SearchHit(
-                run, looked.code, looked.external_id, looked.number, None, None, None, None, match,
-                f"{field}: {before}", after,
+                looked.code, looked.external_id, None, None, None, None, match, f"{field}: {before}", after, "", run,
             )
 
 

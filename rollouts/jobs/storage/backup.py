@@ -4,10 +4,12 @@ database is read again. ``manifest.json`` is written last and holds the size and
 
 import hashlib
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from typing import IO, Any
 
 import msgspec
@@ -152,15 +154,10 @@ def _copy_file(key: str, target: Storage) -> Part | None:
     """Copy a file of the file storage; None when it has gone."""
     try:
         with files.open_file(key) as source:
-            part = _put(target, f"files/{key}", lambda file: _copy(source, file))
+            part = _put(target, f"files/{key}", partial(shutil.copyfileobj, source))
     except FileNotFoundError:
         return None
     return Part(key, part.size, part.sha256)
-
-
-def _copy(source: IO[bytes], target: IO[bytes]) -> None:
-    while data := source.read(1 << 20):
-        target.write(data)
 
 
 def _put(target: Storage, name: str, write: Callable[[IO[bytes]], object]) -> Part:

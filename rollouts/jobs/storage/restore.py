@@ -37,13 +37,15 @@ def restore(
     executor, targets = _migrations_to_begin_with(manifest)
     _refuse_what_is_held(manifest)
     owner = storage_mark.marked()
-    if owner and not adopts and owner != _identity():
+    identity = database_identity() if MigrationRecorder(connection).has_table() else ""  # no tables yet
+    if owner and not adopts and owner != identity:
         raise Refusal(
             f"The files of INSPECTOR_FILES belong to another database ({owner[:20]}). Name an empty place.",
             Remedy.ADOPT_FILES,
         )
     for part in manifest.files:
-        _restore_file(source, part)
+        with _checked(source, f"files/{part.name}", part) as file:
+            files.put(part.name, Path(file.name))
     tell(f"{len(manifest.files):,} files are restored.")
     executor.migrate(targets)
     old = MigrationExecutor(connection).loader.project_state(targets).apps
@@ -71,12 +73,6 @@ def restore(
     if owner:
         storage_mark.adopt()
     return manifest
-
-
-def _identity() -> str:
-    """Of the database; empty = it has no tables yet."""
-    has_tables = MigrationRecorder(connection).has_table()
-    return database_identity() if has_tables else ""
 
 
 def _migrations_to_begin_with(manifest: Manifest) -> tuple[MigrationExecutor, list[tuple[str, str]]]:
@@ -113,11 +109,6 @@ def _restore_part(source: Storage, part: Part, model: Any) -> int:
             return fill_table(model, file)
         except ValueError as error:
             raise Refusal(f"{part.name} cannot be restored. {error}") from error
-
-
-def _restore_file(source: Storage, part: Part) -> None:
-    with _checked(source, f"files/{part.name}", part) as file:
-        files.put(part.name, Path(file.name))
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from rollouts.store.runs.runs import beat, create_run, delete_trajectories, reco
 from rollouts.store.text import storable_text, without_paths
 from rollouts.store.trajectories.findings import replace_findings
 from rollouts.store.trajectories.save_trajectories import bump_run, save_trajectories
-from rollouts.store.trajectories.trajectories import last_index
+from rollouts.store.trajectories.trajectories import LAST, last_index
 
 MAX_REJECTIONS = 1000  # Rejected lines of a run that are kept with their reason; beyond that they are only counted.
 
@@ -91,22 +91,15 @@ def note_imported(run: models.Run, done: Mapping[str, Any], bytes_done: int, ali
 def drop_incomplete(run: models.Run, alive: Alive = lambda: None) -> None:
     """Remove what was stored of a file that is not complete: its trajectories and its rejected lines."""
     done = imported(run)
-    dropped = False
-    while True:
-        with transaction.atomic():
-            alive()
-            keys = list(run.trajectories.filter(index__gte=done["next_index"]).values_list("pk", flat=True)[:200])
-            if keys:
-                delete_trajectories(keys)
-                dropped = True
-                continue
-            run.rejections.filter(pk__gt=done["last_rejection"]).delete()
-            models.Run.objects.filter(pk=run.pk).update(n_rejected=done["n_rejected"])
-            run.refresh_from_db(fields=["n_trajectories", "n_rejected"])
-            # A worker may have been lost before it could count.
-            if dropped or run.n_trajectories != run.trajectories.count():
-                recount(run)
-            return
+    drop_range(run, done["next_index"], LAST, alive)
+    with transaction.atomic():
+        alive()
+        run.rejections.filter(pk__gt=done["last_rejection"]).delete()
+        models.Run.objects.filter(pk=run.pk).update(n_rejected=done["n_rejected"])
+        run.refresh_from_db(fields=["n_trajectories", "n_rejected"])
+        # A worker may have been lost before it could count.
+        if run.n_trajectories != run.trajectories.count():
+            recount(run)
 
 
 def reject_file(run: models.Run, name: str, reason: str, alive: Alive = lambda: None) -> None:

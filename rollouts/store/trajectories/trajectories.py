@@ -164,9 +164,9 @@ def taken_ids(run: models.Run, external_ids: Sequence[str]) -> set[str]:
     return set(run.trajectories.filter(external_id__in=external_ids).values_list("external_id", flat=True))
 
 
-def ids_and_codes(run: models.Run, limit: int | None = None) -> list[tuple[str, str]]:
-    """External id and code of the first ``limit`` trajectories of a run, in order; None = of all. One query."""
-    return list(run.trajectories.order_by("index").values_list("external_id", "code")[:limit])
+def ids_and_codes(run: models.Run) -> list[tuple[str, str]]:
+    """External id and code of the trajectories of a run, in order. One query."""
+    return list(run.trajectories.order_by("index").values_list("external_id", "code"))
 
 
 def rewards_of(run: models.Run) -> list[float]:
