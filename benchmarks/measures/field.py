@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rollout_inspector.guard.checked_files import title_of
+from rollout_inspector.diagnose.kinds import title_of
 from tests.conftest import corpus_folder
 from tests.samples.field_cases import FieldAnswer, FieldCase, answer, field_cases
 

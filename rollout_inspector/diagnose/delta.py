@@ -10,7 +10,7 @@ import numpy as np
 from rollout_inspector.diagnose.context import DiagnosisContext
 from rollout_inspector.streams.align import AlignedGroup, align_ids
 from rollout_inspector.streams.prefix import common_prefix
-from rollout_inspector.streams.trajectory import Ids, Message, Step
+from rollout_inspector.streams.trajectory import NO_IDS, Ids, Message, Step
 
 
 class Delta:
@@ -29,6 +29,7 @@ class Delta:
         before = self.parent.completion_ids if len(self.parent.completion_ids) else self.parent.prompt_ids
         self.stop_id = int(before[-1]) if len(before) and case.is_control(int(before[-1])) else None
         """The control token that ended the parent's completion; None when no control token did."""
+        self.before: Ids = NO_IDS  # The last two ids that the template writes before these, from ``is_templates``.
 
     @cached_property
     def messages(self) -> Sequence[Message] | None:
@@ -65,6 +66,7 @@ class Delta:
             if not len(self.ids) and self.stop_id is not None:  # every render ends with nothing
                 return self.expected is not None and not len(self.expected)
             if self.ends_with(rendered, self.ids) or self._splits_content(rendered):
+                self.before = rendered[: len(rendered) - len(self.ids)][-2:]
                 return True
         return None if self.full is None else False
 

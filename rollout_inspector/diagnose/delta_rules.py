@@ -14,7 +14,7 @@ from rollout_inspector.diagnose.request import leading_system
 from rollout_inspector.diagnose.step_checks import control_text_in
 from rollout_inspector.streams.prefix import common_length, common_prefix
 from rollout_inspector.streams.snippets import clipped, quoted, quoted_or_nothing
-from rollout_inspector.streams.trajectory import Ids, Message
+from rollout_inspector.streams.trajectory import NO_IDS, Ids, Message
 
 _AROUND = 32  # So many bytes of what the template writes around a text say where the text belongs.
 _BESIDE = 4
@@ -55,6 +55,22 @@ def stop_token_doubled(d: Delta) -> Fault | None:
         f"Step {d.parent_index} sampled the stop token {d.case.text(d.ids[:1])} and the delta of step {d.index} holds "
         "it again.",
         0, 1,
+    )
+
+
+def turn_left_open(d: Delta) -> Fault | None:
+    """The delta begins behind the stop token that the template writes, and the completion ends before it.
+
+    https://github.com/ai-dynamo/dynamo/issues/14302
+    """
+    end, last = d.before[1:], d.parent.completion_ids[-1:]
+    if not np.array_equal(d.before[:1], last) or np.array_equal(end, last) or not d.case.is_special(end).any():
+        return None
+    return Fault(
+        "delta_differs",
+        f"The completion of step {d.parent_index} has no stop token, and the prompt of step {d.index} leaves the turn "
+        f"open: the template writes {quoted(d.case.text(end))} there.",
+        0, 0, expected_ids=end,
     )
 
 
@@ -99,9 +115,7 @@ def _is_begun(d: Delta, position: int, rest: bytes) -> bool:
         return False
     others = [other for other in spans if other is not None and other != span]
     before = expected[max([stop for _, stop in others if stop <= span[0]], default=0) : span[0]][-_AROUND:]
-    behind = expected[span[1] : min([start for start, _ in others if start >= span[1]], default=len(expected))][
-        :_AROUND
-    ]
+    behind = expected[span[1] : min([start for start, _ in others if start >= span[1]], default=None)][:_AROUND]
     text = expected[slice(*span)].decode("utf-8", "replace")
     begins, ends = before + text[:1].encode(), text[-1:].encode() + behind
     return (before != b"" and begins in rest) or (behind != b"" and ends in rest)
@@ -139,18 +153,11 @@ def generation_prompt_missing(d: Delta) -> Fault | None:
 
 def turn_separator_lost(d: Delta) -> Fault | None:
     """The text that the template writes right after the stop token is missing, and nothing else."""
-    expected = d.expected
-    if expected is not None:
-        n = len(expected) - len(d.ids)
-        lost = expected[: max(n, 0)]
-        if n <= 0 or not np.array_equal(expected[n:], d.ids) or d.case.is_special(lost).any() or (
-            d.case.text(lost).strip()
-        ):
-            return None
-    elif (lost_ids := _usual_separator(d)) is None:
+    expected, lost = d.expected, _usual_separator(d) if d.expected is None else d.ids[:0]
+    if expected is not None and np.array_equal(expected[(n := max(len(expected) - len(d.ids), 0)) :], d.ids):
+        lost = expected[:n]
+    if not len(lost) or d.case.is_special(lost).any() or d.case.text(lost).strip():
         return None
-    else:
-        lost = lost_ids
     return Fault(
         "turn_separator_lost",
         f"The template writes {d.case.text(lost)!r} after the stop token; the delta of step {d.index} starts with "
@@ -160,18 +167,14 @@ def turn_separator_lost(d: Delta) -> Fault | None:
     )
 
 
-def _usual_separator(d: Delta) -> Ids | None:
-    """Without a render: the token that follows this stop token everywhere else in the prompt, but not here."""
+def _usual_separator(d: Delta) -> Ids:
+    """Without a render: the token that follows this stop token everywhere else in the prompt; empty = it does here."""
     if d.stop_id is None or not len(d.ids) or not d.case.is_control(int(d.ids[0])):
-        return None
+        return NO_IDS
     earlier = d.step.prompt_ids[: d.start - 1]
     places = np.flatnonzero(earlier[:-1] == d.stop_id)
-    if not places.size:
-        return None
     following = earlier[places + 1]
-    if (following != following[0]).any() or d.case.is_control(int(following[0])):
-        return None
-    return following[:1] if not d.case.text(following[:1]).strip() else None
+    return following[:1] if (following == following[:1]).all() else NO_IDS
 
 
 def system_prompt_injected(d: Delta) -> Fault | None:
@@ -390,7 +393,9 @@ def check_delta(case: DiagnosisContext, index: int) -> Finding | None:
         return None
     d = Delta(case, index)
     fault = next((match for rule in BY_IDS if (match := rule(d)) is not None), None)
-    if fault is None and not d.is_templates:
+    if fault is None and d.is_templates:
+        fault = turn_left_open(d)
+    elif fault is None:
         # The delta may hold another step's answer as it was sampled. No render can tell whether that is right.
         answers = any(message.get("role") == "assistant" for message in d.new_messages or ())
         is_known = d.is_templates is False and not answers

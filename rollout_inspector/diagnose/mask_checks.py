@@ -255,7 +255,8 @@ def _without_stop(row: Row, marks: TurnBoundaries, end: int, stop: int) -> Fault
             )
         return None
     padding = row.ids[end:]
-    if end != stop or (len(padding) and ((padding != padding[0]).any() or _left_stop_out(row, marks, stop))):
+    closed_later = stop < len(row.ids) and _is_stop(row, marks, stop) and not _was_sampled(row, stop)
+    if end != stop or _left_stop_out(row, marks, stop) or not (closed_later or (padding == padding[:1]).all()):
         return None
     return Fault(
         "stop_token_untrained",
@@ -315,11 +316,13 @@ def _run_faults(row: Row, marks: TurnBoundaries, start: int, stop: int) -> Itera
     end = stop
     while end > start and marks.blank[end - 1] and not marks.special[end - 1]:
         end -= 1
-    if end > start and end < stop and int(row.ids[end - 1]) in marks.stop_ids:
+    while end - 1 > start and _is_stop(row, marks, end - 1) and row.ids[end - 2] == row.ids[end - 1]:
+        end -= 1  # closed again
+    if end > start and end < stop and _is_stop(row, marks, end - 1):
         yield _trained("separator_trained", end, stop)
     elif stop == len(row.ids) and stop - start > 1 and _zero_alone(row, marks, stop - 1):
         yield _appended(row, stop - 1, stop)
-    elif stop < len(row.ids) and _left_stop_out(row, marks, stop):
+    elif _left_stop_out(row, marks, stop):
         yield _stop_untrained(row, stop)
 
 
@@ -330,7 +333,8 @@ def _goes_on(row: Row, marks: TurnBoundaries, start: int, first: int) -> bool:
 
 
 def _left_stop_out(row: Row, marks: TurnBoundaries, stop: int) -> bool:
-    return _is_stop(row, marks, stop) and not _is_stop(row, marks, stop - 1) and _was_sampled(row, stop)
+    is_closed = stop < len(row.ids) and _is_stop(row, marks, stop) and not _is_stop(row, marks, stop - 1)
+    return is_closed and _was_sampled(row, stop)
 
 
 def _outside_turn(row: Row, marks: TurnBoundaries, start: int, opens: list[int]) -> bool:

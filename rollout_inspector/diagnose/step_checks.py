@@ -10,6 +10,7 @@ import numpy as np
 from rollout_inspector.diagnose.context import DiagnosisContext, special_in
 from rollout_inspector.diagnose.finding import Cost, Fault, Finding, Severity
 from rollout_inspector.diagnose.finding_makers import finding_on_step
+from rollout_inspector.diagnose.thinking import CLOSE
 from rollout_inspector.streams import messages as msg
 from rollout_inspector.streams.canonical import EncodedAgain, canonical_check_batch, is_utf8
 from rollout_inspector.streams.dropped_text import holds_all, unheld_tokens
@@ -24,12 +25,7 @@ _PLACES = 20
 _SPACES = str.maketrans(dict.fromkeys("\u0120\u010a\u0109\u010d\u2581", " "))
 """What byte-level vocabularies and SentencePiece write for spaces and line ends."""
 _ALPHABET = re.compile("[!-~\u00a1-\u0143]+")  # What byte-level vocabularies write for bytes.
-# What closes reasoning. No part is unbounded, so that hostile text costs no more time than its length.
-_THINK = rb"[\w:.\-]{0,20}(?:think|thought|reason|reflection)[\w:.\-]{0,20}"
-_CLOSE = re.compile(
-    rb"<\|?/\|?" + _THINK + rb"\|?>|<\|?end_of_" + _THINK + rb"\|?>|\[/" + _THINK + rb"\]|"
-    + "◁/".encode() + _THINK + "▷".encode() + rb"|<\|channel\|>(?:final|commentary)", re.IGNORECASE,
-)
+_CLOSE = re.compile(rf"{CLOSE.pattern}|<\|channel\|>(?:final|commentary)", CLOSE.flags)  # What closes reasoning.
 
 
 def missing_ids(case: DiagnosisContext, index: int) -> Finding | None:
@@ -197,6 +193,7 @@ def _text_differs(case: DiagnosisContext, index: int) -> int | None:
     """The offset in the completion at which ids and text differ. None = no difference is known."""
     step = case.steps[index]
     data = case.completion_bytes[index]
+    assert case.codec is not None
     if step.text is None:
         bare = case.bytes_of(step.completion_ids[~case.is_special(step.completion_ids)])  # a decode may skip them
         reply = step.reply if _said(step) else None
@@ -205,6 +202,8 @@ def _text_differs(case: DiagnosisContext, index: int) -> int | None:
         # Some of the reply's text is in the sampled bytes, in any order, because parsers move parts.
         parts = [msg.text_of(reply.get("content")), msg.reasoning_of(reply), *(c["name"] for c in msg.calls_of(reply))]
         texts = [text for text in parts if isinstance(text, str) and text.strip()]
+        if (place := data.find("\ufffd".encode())) >= 0 and not any("\ufffd" in text for text in msg.strings_in(reply)):
+            return int(np.searchsorted(case.codec.joined_bytes(step.completion_ids)[1], place, side="right"))
         has_trace = not texts or any(case.has_trace(text, sampled) for sampled in (data, bare) for text in texts)
         return None if has_trace else 0
     # Decoding with special tokens skipped often leaves out fewer tokens than all control tokens.
@@ -219,7 +218,6 @@ def _text_differs(case: DiagnosisContext, index: int) -> int | None:
         return None  # the tokenizer does not restore text exactly
     decoded = data.decode("utf-8", "replace")
     same = next((i for i, (a, b) in enumerate(zip(decoded, step.text, strict=False)) if a != b), 0)
-    assert case.codec is not None
     sizes = case.codec.joined_bytes(step.completion_ids)[1]
     return int(np.searchsorted(sizes, len(decoded[:same].encode("utf-8", "replace")), side="right"))
 
@@ -324,8 +322,9 @@ def _reasoning_stop(case: DiagnosisContext, index: int) -> int:
     """The token of a completion at which its reasoning is closed for the last time; 0 = nothing closes any."""
     assert case.codec is not None
     data, ends = case.codec.joined_bytes(case.steps[index].completion_ids)
-    at = max((match.start() for match in _CLOSE.finditer(data)), default=None)
-    return 0 if at is None else int(np.searchsorted(ends, at, side="right"))
+    text = data.decode("utf-8", "surrogateescape")
+    at = max((match.start() for match in _CLOSE.finditer(text)), default=None)
+    return 0 if at is None else int(np.searchsorted(ends, len(text[:at].encode("utf-8", "surrogateescape")), "right"))
 
 
 def doubled_bos(case: DiagnosisContext, index: int) -> Finding | None:

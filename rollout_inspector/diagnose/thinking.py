@@ -10,7 +10,8 @@ from rollout_inspector.streams import messages as msg
 from rollout_inspector.streams.prefix import common_length
 from rollout_inspector.streams.snippets import counted
 
-_WORD = r"(?:[\w:.\-]*?(?:think|thought|reason|reflection)[\w:.\-]*)"
+# No part is unbounded, so that hostile text costs no more time than its length.
+_WORD = r"(?:[\w:.\-]{0,20}(?:think|thought|reason|reflection)[\w:.\-]{0,20})"
 # Markers as templates write them: <think>, [THINK], <|think|>, ◁think▷; and a channel of reasoning.
 _PAIRS = (
     (rf"<\|?{_WORD}\|?>", rf"<\|?/\|?{_WORD}\|?>"),

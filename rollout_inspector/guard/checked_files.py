@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from rollout_inspector import formats
-from rollout_inspector.diagnose import KINDS, examine
+from rollout_inspector.diagnose import examine
 from rollout_inspector.diagnose.checks import CHECKS, CheckTotal, Diagnosis, failed_diagnosis
 from rollout_inspector.diagnose.finding import Finding, Severity
 from rollout_inspector.formats import FileRefused, Rejected, Source
@@ -203,8 +203,9 @@ def _trains_stop(trajectory: Trajectory, diagnosis: Diagnosis, codec: Codec | No
     kinds = {finding.kind for finding in diagnosis.findings}
     if codec is None or not trajectory.rows or "truncated_trained" in kinds:
         return None
+    stops = (codec.eos_id, *getattr(codec, "stop_ids", ()))
     ends = {int(row.ids[stop - 1]) for row in trajectory.rows if len(row.ids) == len(row.loss_mask)
-            for _, stop in mask_runs(row.loss_mask)}
+            for _, stop in mask_runs(row.loss_mask) if stop == len(row.ids) or int(row.ids[stop]) not in stops}
     return None if not ends else "stop_token_untrained" not in kinds or not ends.isdisjoint(codec.special_ids)
 
 
@@ -218,11 +219,6 @@ def diagnosis_of(
         return examine(trajectory, codec, lambda sha256: renderer if sha256 in own else None, encode_rows=encode_rows)
     except Exception as error:
         return failed_diagnosis(f"The diagnosis itself failed on this trajectory ({type(error).__name__}: {error}).")
-
-
-def title_of(kind: str) -> str:
-    """The title of a kind of finding."""
-    return KINDS[kind].title if kind in KINDS else kind
 
 
 def codec_of(tokenizer: Any) -> tuple[LoadedTokenizer | None, TemporaryDirectory[str] | None]:

@@ -11,8 +11,9 @@ from xml.etree import ElementTree
 from rollout_inspector.diagnose import KINDS
 from rollout_inspector.diagnose.checks import CHECKS, check_sentence
 from rollout_inspector.diagnose.finding import Severity, cost_sentence
+from rollout_inspector.diagnose.kinds import title_of
 from rollout_inspector.formats import Rejected
-from rollout_inspector.guard.checked_files import CheckedFiles, PlacedFinding, title_of
+from rollout_inspector.guard.checked_files import CheckedFiles, PlacedFinding
 from rollout_inspector.guard.fail_rules import ExitStatus, FilesVerdict
 from rollout_inspector.outputs import line_of, plain
 

@@ -19,14 +19,8 @@ LOGPROBS = (
     "logprobs", "rollout_log_probs", "rollout_logprobs", "sampling_per_token_logps", "response_logprobs",
     "generation_logprobs", "inference_logprobs",
 )
-COLUMNS = {
-    "advantages": "advantages",
-    "trainer_logprobs": "trainer_logprobs",
-    "prev_logprobs": "prev_logprobs",
-    "old_log_probs": "old_log_probs",
-    "old_per_token_logps": "old_log_probs",
-    "policy_logprobs": "policy_logprobs",
-}
+_OF_THEIR_NAME = ("advantages", "trainer_logprobs", "prev_logprobs", "old_log_probs", "policy_logprobs")
+COLUMNS = {**dict(zip(_OF_THEIR_NAME, _OF_THEIR_NAME, strict=True)), "old_per_token_logps": "old_log_probs"}
 """Field of a batch -> the column of a row."""
 _IGNORED = -100
 MAX_KEYS_TOLD = 12

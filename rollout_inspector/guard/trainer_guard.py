@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rollout_inspector.guard.checked_files import (
-    CheckedFiles, KindCount, PlacedFinding, codec_of, diagnosis_of, title_of
-)
+from rollout_inspector.diagnose.kinds import title_of
+from rollout_inspector.guard.checked_files import CheckedFiles, KindCount, PlacedFinding, codec_of, diagnosis_of
 from rollout_inspector.guard.fail_rules import ExitStatus, FailRule, FilesVerdict, fail_rule, undecided_reasons
 from rollout_inspector.guard.report_formats import REPORTS, finding_text
 from rollout_inspector.guard.trainer_batches import GuardedItems, items_of_rows, items_of_steps

@@ -80,6 +80,21 @@ def test_texts_of_tokens_beside_their_ids(name: str) -> None:
         assert kinds(s, changed(call, *entries, place, "token", to=text)) == [], text
 
 
+@pytest.mark.parametrize("name", ["stable", "pieces"])
+def test_ids_that_were_made_from_decoded_tokens(name: str) -> None:
+    """https://github.com/ai-dynamo/dynamo/pull/8630: half a character became U+FFFD, which has ids of its own."""
+    s, says = setup(name), "She lives in Cusco 🦀."
+    sampled = s.codec.encode(f"{says}<|shut|>")
+    again = [token_id for one in sampled for token_id in s.codec.encode(alone(s.codec, int(one))).tolist()]
+    assert s.codec.token_bytes(np.array(again, np.int32)) != s.codec.token_bytes(sampled)
+    (finding,) = findings(s, chat(s, says, token_ids=again, logprobs=None))
+    assert finding.kind == "engine_ids_inconsistent"
+    assert "\ufffd" in finding.actual_text
+    kept = {"role": "assistant", "content": says.replace("🦀", "\ufffd")}
+    assert kinds(s, chat(s, says, token_ids=again, logprobs=None, message=kept)) == []
+    assert kinds(s, chat(s, says)) == []
+
+
 def test_ids_named_beside_the_ids() -> None:
     s = setup("stable")
     call = chat(s)
@@ -306,3 +321,34 @@ def test_a_cut_inside_a_character_whose_text_is_whole() -> None:
     # White space differs behind the cut character, so that the texts are not equal.
     assert kinds_of(sampled(6), behind.replace("札幌 it", "札幌  it")) == ["whitespace_changed"]
     assert kinds_of(sampled(5), behind.replace("札幌", "札�")) == ["invalid_utf8"]
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "template"),
+    [("qwen2.5", "vllm--chatml"), ("llama3.1", "llama3.2"), ("deepseek-r1", "deepseek-v3.1"),
+     ("mistral-nemo", "mistral-nemo"), ("qwen3", "qwen3-coder")],
+)
+def test_a_turn_whose_stop_token_was_stripped_stays_open(corpus: Path, tokenizer: str, template: str) -> None:
+    """https://github.com/ai-dynamo/dynamo/issues/14302"""
+    codec = load(corpus / "tokenizers" / tokenizer)
+    text = (corpus / "templates" / f"{template}.jinja").read_text(encoding="utf-8")
+    s = ModelSetup(template, codec, renderer(codec, text), None, tools=False, system=False)  # type: ignore[arg-type]
+    later = [USER, {"role": "assistant", "content": "In Cusco."}, {"role": "user", "content": "Since when?"}]
+    prompt, whole = s.render([USER]).tolist(), s.render(later).tolist()
+    said = codec.encode("In Cusco.").tolist()
+    at = len(prompt) + len(said)
+    assert whole[:at] == [*prompt, *said] and whole[at] in codec.special_ids
+
+    def calls(ids: list[int], behind: list[int]) -> list[dict[str, Any]]:
+        values = []
+        for messages, prompt_ids in ((later[:1], prompt), (later, [*prompt, *ids, *behind])):
+            value = chat(s, "In Cusco.", token_ids=ids, logprobs=None)
+            value["response"] |= {"prompt_token_ids": prompt_ids, "usage": None}
+            values.append(changed(value, "request", "messages", to=messages))
+        return values
+
+    assert kinds(s, *calls([*said, whole[at]], whole[at + 1 :])) == []
+    assert kinds(s, *calls(said, whole[at:])) == []  # the harness closes it
+    (finding,) = findings(s, *calls(said, whole[at + 1 :]))
+    assert (finding.kind, finding.step, finding.start) == ("delta_differs", 1, at)
+    assert finding.expected_ids.tolist() == [whole[at]]

@@ -142,8 +142,6 @@ def test_near_misses_are_no_faults() -> None:
     assert kinds(row(extra={"routed_experts": [[0]] * (len(row().ids) - 1)})) == []
     assert kinds(replace(all_of_it(False), extra={"sample_loss_mask": [0.0]})) == []
     assert kinds(with_logprob(0.0)) == []
-    # A completion that was cut before its stop token: the template closed it, and nobody sampled that.
-    assert kinds(row([(HEAD, 0), (OPEN, 0), (ONE, 1), (SHUT + LINE, 0)])) == []
 
 
 # -- rows against steps
@@ -249,6 +247,14 @@ def test_a_row_without_its_stop_token() -> None:
     assert kinds(row([(HEAD + OPEN, 0), (TWO + SHUT, 1)], extra={"status": "truncated"})) == []
     (wanted_masked,) = found(replace(cut, extra={"truncated": True}), extra={"mask_truncated": True})
     assert wanted_masked.severity is Severity.WARNING
+
+
+def test_a_turn_in_the_middle_that_was_closed_without_being_sampled_is_a_note() -> None:
+    """https://github.com/jingyaogong/minimind/issues/850: a stop token with mask 0 and no logprob."""
+    for behind in ([(TOOL + OPEN, 0), (TWO + SHUT, 1)], []):
+        (note,) = found(row([(HEAD + OPEN, 0), (ONE, 1), (SHUT + LINE, 0), *behind]))
+        assert (note.kind, note.severity) == ("stop_token_untrained", Severity.INFO)
+        assert note.stop == N_HEAD + len(ONE)
 
 
 def test_a_certain_stop_token_is_no_fact() -> None:

@@ -72,6 +72,22 @@ def test_a_file_without_any_stop_token_is_a_warning(tmp_path: Path) -> None:
     assert severities(stop, stop, stop) == []
 
 
+def test_a_closing_tag_before_a_masked_stop_token_is_no_stop_token(tmp_path: Path) -> None:
+    """https://github.com/jingyaogong/minimind/issues/850: stop tokens were filtered out of every row."""
+    path, setup = tmp_path / "rows.jsonl", model_setup("stable")
+    head, call, stop, after, last = (setup.codec.encode(text).tolist() for text in (
+        "<|open|>user\nTwo?<|shut|>\n<|open|>assistant\n", "<call>\n{}\n</call>", "<|shut|>",
+        "\n<|open|>tools\n<result>\n2\n</result><|shut|>\n<|open|>assistant\n", "It is two."))
+    for sampled, expected in (([*call], ["warning"] * 3), ([*call, *stop], ["info"] * 3)):
+        closed = after if sampled[-1] == stop[0] else [*stop, *after]
+        mask = [1] * len(sampled) + [0] * len(closed) + [1] * len(last)
+        row = {"prompt_ids": head, "response_ids": [*sampled, *closed, *last], "response_mask": mask,
+               "response_logprobs": [-0.5 * bit for bit in mask]}
+        path.write_text(f"{json.dumps(row)}\n" * 3)
+        found = check_files([path], setup.codec, setup.renderer).found
+        assert [one.finding.severity for one in found if one.finding.kind == "stop_token_untrained"] == expected
+
+
 def test_an_error_fails_and_names_its_place(broken: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert check(broken) == 1
     said = capsys.readouterr().out

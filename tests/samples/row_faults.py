@@ -115,7 +115,10 @@ WITNESSES = {
         *(row([(HEAD + OPEN, 0), (ONE + SHUT + LINE + TOOL + OPEN + TWO + SHUT, 1), (LINE, 0)][:n]) for n in (2, 3)),
     ],
     "generation_prompt_trained": [trained(1, 1), trained(6, 1)],
-    "separator_trained": [trained(4, 1)],
+    "separator_trained": [
+        trained(4, 1),
+        *(row([(HEAD + OPEN, 0), (ONE + SHUT + more, 1), (LINE + TOOL, 0)]) for more in (SHUT, SHUT + LINE)),
+    ],
     "stop_token_untrained": [stop_masked()],
     "mask_overrun": [all_of_it(True), all_of_it(False)],
     "columns_shifted": [shifted(1), shifted(-1), shifted(2), *(all_moved(row(), by) for by in (1, -1, 2))],

@@ -129,6 +129,8 @@ def _generation(value: Mapping[str, Any], at: str) -> Row:
 
 # -- prime-rl, Tinker, NeMo RL, supervised rows
 
+_PRIME_RL_COLUMNS = ("advantages", "temperatures", "ref_logprobs")
+
 
 def _prime_rl(value: Any, number: int) -> Trajectory:
     value = shapes.mapping(value, "The line")
@@ -136,19 +138,11 @@ def _prime_rl(value: Any, number: int) -> Trajectory:
         ids=shapes.ids(value.get("token_ids"), "token_ids"),
         loss_mask=shapes.mask(value.get("mask"), "mask"),
         logprobs=shapes.optional_floats(value.get("logprobs"), "logprobs"),
-        columns={
-            name: shapes.floats(value[name], name)
-            for name in ("advantages", "temperatures", "ref_logprobs")
-            if value.get(name) is not None
-        },
+        columns={name: shapes.floats(value[name], name) for name in _PRIME_RL_COLUMNS if value.get(name) is not None},
     )
     return Trajectory(
-        f"line-{number}",
-        rows=(row,),
-        reward=shapes.number(value.get("reward"), "reward"),
-        extra=shapes.rest(
-            value, ("token_ids", "mask", "logprobs", "reward", "advantages", "temperatures", "ref_logprobs")
-        ),
+        f"line-{number}", rows=(row,), reward=shapes.number(value.get("reward"), "reward"),
+        extra=shapes.rest(value, ("token_ids", "mask", "logprobs", "reward", *_PRIME_RL_COLUMNS)),
     )
 
 
