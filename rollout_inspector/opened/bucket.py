@@ -1,5 +1,5 @@
-"""A bucket of an S3 server: how its address is written, what lies in it, and what its answers mean. boto3 is imported
-when a bucket is asked, because a base install lacks it."""
+"""A bucket of an S3 server: its address, what lies in it, and what its answers mean. boto3 is imported when a bucket
+is asked, because a base install lacks it."""
 
 import os
 import re
@@ -107,7 +107,7 @@ def _client_of(
 
 def answer_of(error: Exception) -> tuple[int, str]:
     """The status and the code by which S3 refused; ``(0, "")`` where the error is no answer of it."""
-    answer = error.response if isinstance(getattr(error, "response", None), dict) else {}
+    answer: Any = getattr(error, "response", None) or {}
     status = int(answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     code = str(answer.get("Error", {}).get("Code", ""))
     return status, "AccessDenied" if code == "403" else code

@@ -147,7 +147,7 @@ class OpenedRun:
 
 
 class FileRun(OpenedRun):
-    """Files and folders where they lie, or objects of a bucket. A thread reads on, and follows what is written to them."""
+    """Files and folders where they lie, or objects of a bucket. A thread reads on, and follows what is written."""
 
     def __init__(self, paths: Sequence[str | Path], settings: AuditSettings) -> None:
         self.index = FileIndex(paths, settings)
@@ -260,8 +260,9 @@ def open_run(
     chat_template: str = "",
 ) -> OpenedRun:
     """Open files where they lie, a bucket by its address ``s3://BUCKET/PREFIX``, or a server by its address and an API
-    key. Raises :class:`Refusal`. ``run``: of a server the code of one run, which may stand in the address too. ``tokenizer`` is the folder of the policy's, without
-    which what needs text is not decided; ``chat_template`` the text of its template."""
+    key. Raises :class:`Refusal`. ``run``: of a server the code of one run, which may stand in the address too.
+    ``tokenizer`` is the folder of the policy's, without which what needs text is not decided; ``chat_template`` the
+    text of its template."""
     if isinstance(place, str) and place.startswith(("http://", "https://")):
         return ServerRun(place, token, run)
     paths = [place] if isinstance(place, str | Path) else list(place)

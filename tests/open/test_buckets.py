@@ -89,7 +89,8 @@ def test_objects_are_read_as_their_files_are(bucket: str, tmp_path: Path) -> Non
         assert paths == [os.path.relpath(path, tmp_path) for path in expected.pop("file")] and table == expected
         assert [one.reason for one in run.index.rejected()] == [one.reason for one in local.index.rejected()]
         row, other = run["p"].rows[0], local["p"].rows[0]
-        assert row.ids.tolist() == other.ids.tolist() and "trainer_logprobs" in row.columns.keys() & other.columns.keys()
+        assert row.ids.tolist() == other.ids.tolist()
+        assert "trainer_logprobs" in row.columns.keys() & other.columns.keys()
     assert held(bucket) == before
 
 
@@ -176,7 +177,7 @@ def test_a_bucket_that_fails_in_the_middle(
     put(bucket, {"1.jsonl": own_lines("a"), "2.jsonl": LARGE})
     faulty.fault, faulty.way, faulty.most = fault, "read", 100_000
     with rollout_inspector.open(address) as run:
-        assert [one.id for one in run.trajectories[:1]] == ["a"]
+        assert run.trajectories[0].id == "a"
         with pytest.raises(Refusal, match="/some/prefix/2.jsonl "):
             len(run.trajectories)
         assert main(["open", address, "--json"]) == 2
@@ -215,7 +216,7 @@ def test_what_cannot_be_opened_is_one_sentence(
     for address, words in (
         (bucket.replace("inspector-test", "no-such"), "there is no such bucket. Make it"),
         (bucket, "holds no objects that end in .jsonl"),
-        (nobody + "&access_key=a&secret_key=PASSPHRASE", "did not answer (EndpointConnectionError). Look at its server"),
+        (nobody + "&access_key=a&secret_key=PASSPHRASE", "did not answer (EndpointConnectionError). Look at"),
         (no_key, "There is no key of s3://"),
         (f"{plain}?{query}&more=PASSPHRASE", "'more' in its query"),
         ("s3://", "names no bucket"),

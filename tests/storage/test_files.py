@@ -220,7 +220,7 @@ def test_a_fetch_that_was_killed_is_never_used(in_bucket: str) -> None:
         ("s3://b?endpoint_url=x", "http"), ("relative/folder", "begin at the root"), ("/", "is the root itself"),
         ("s3://b?endpoint_url=https://", "with a host"), ("s3://b?endpoint_url=http://[::1", "cannot be read"),
         ("s3://b?endpoint_url=http://%zz", "with a host"), ("s3://b?endpoint_url=http://h:99999", "cannot be read"),
-        ("s3://b/../p", "a prefix that is"), ("s3://b/p//q", "a prefix that is"), (f"s3://b/{'p' * 301}", "a prefix that is"),
+        ("s3://b/../p", "a prefix that"), ("s3://b/p//q", "a prefix that"), (f"s3://b/{'p' * 301}", "a prefix that"),
         ("s3://b?addressing_style=x", "addressing_style"), ("s3://b?region_name=a b", "region_name"),
         ("s3://b?access_key=SECRET", "without the other"), ("~nobody-such/files", "begin at the root"),
         ("s3://user:SECRET@b/p", "names no bucket"), ("s3://b?secret_key=SECRET&x=SECRET", "'x' in its query"),
