@@ -97,9 +97,9 @@ def matrix(access: Access, params: QueryDict, names_projects: bool) -> MatrixPag
     for check in renderer_checks(access):
         if (tokenizer := check.tokenizer) and check.code not in checks and project in ("", check.project.code):
             checks[check.code] = check
-            name = f"{tokenizer.name}, {check.template_name}"
-            template = check.chat_template_id
-            columns.append(_column(tokenizer, check, names_projects, name=name, source="", chat_template=template))
+            of_check = {"chat_template": check.chat_template_id, "source": ""}
+            of_check["name"] = f"{tokenizer.name}, {check.template_name}"
+            columns.append(_column(tokenizer, check, names_projects, **of_check))
     probes_by_code: Asked = {code: (check.cells or {}).get("probes", {}) for code, check in checks.items()}
     columns_shown = [column for column in columns if name.lower() in column.name.lower()]
     revisions = _revisions(columns, probes_by_code)

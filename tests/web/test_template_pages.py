@@ -307,7 +307,7 @@ def test_the_matrix_is_made_filtered_and_given_as_csv(
     assert "Check the 2 that are missing" in web.get("/templates/matrix").content.decode()
     page = web.post("/templates/matrix", follow=True).content.decode()
     assert 'class="cell cell-broken"' in page and "missing" not in page
-    with django_assert_num_queries(5):  # session, user, roles, tokenizers, checks
+    with django_assert_num_queries(6):  # session, user, roles, tokenizers, checks, renderers
         twin = web.get("/templates/matrix.json").json()
     assert [one["prefix_preserving"] for one in twin["tokenizers"]] == [False, True]
     failing = web.get("/templates/matrix.json?show=failing&name=demo").json()
