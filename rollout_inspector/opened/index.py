@@ -69,14 +69,14 @@ class FileIndex:
         """A path may be the address of a bucket, which is not asked yet. Raises :class:`Refusal` for a path that is not
         there, ``ValueError`` for a tokenizer that cannot be used."""
         addresses = [path for path in map(str, paths) if path.startswith(SCHEME)]
-        named = [path for path in paths if str(path) not in addresses]
-        for path in named:
+        local_paths = [path for path in paths if str(path) not in addresses]
+        for path in local_paths:
             if not Path(path).expanduser().exists():
                 hint = " Of addresses, those that begin with s3:// are read in place." if "://" in str(path) else ""
                 raise Refusal(f"There is no file or folder {path}.{hint}")
         self.mirrors = [BucketMirror(address) for address in addresses]
-        self.name = ", ".join([*map(str, named), *(mirror.name for mirror in self.mirrors)])
-        self.paths = [Path(path).expanduser().absolute() for path in named]
+        self.name = ", ".join([*map(str, local_paths), *(mirror.name for mirror in self.mirrors)])
+        self.paths = [Path(path).expanduser().absolute() for path in local_paths]
         self.places = [*map(str, self.paths), *addresses]
         self.paths += [mirror.path for mirror in self.mirrors]
         self.settings = settings or AuditSettings()

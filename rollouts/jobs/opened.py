@@ -73,7 +73,7 @@ def follow(run: Run, stop: threading.Event) -> None:
         names.update(fresh)
         index.take_checked()
         note_checked(run, index, checked)
-        for rejection in [one for one in index.rejected() if one not in rejected] if is_read else ():
+        for rejection in [line for line in index.rejected() if line not in rejected] if is_read else ():
             if is_ended or not run.n_rejected:
                 add_rejections(run, rejection.file, [rejection])
             rejected.add(rejection)

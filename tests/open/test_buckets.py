@@ -178,7 +178,7 @@ def test_a_bucket_that_fails_in_the_middle(
     faulty.fault, faulty.way, faulty.most = fault, "read", 100_000
     with rollout_inspector.open(address) as run:
         assert run.trajectories[0].id == "a"
-        with pytest.raises(Refusal, match="/some/prefix/2.jsonl "):
+        with pytest.raises(Refusal, match=r"/some/prefix/2\.jsonl "):
             len(run.trajectories)
         assert main(["open", address, "--json"]) == 2
         said = capsys.readouterr()
