@@ -1,5 +1,5 @@
-"""A bucket of an S3 server: its address, what lies in it, and what its answers mean. boto3 is imported when a bucket
-is asked, because a base install lacks it."""
+"""A bucket of an S3 server: its address, what lies in it, and what its answers mean. A base install lacks
+boto3, so it is imported when a bucket is asked."""
 
 import os
 import re

@@ -24,7 +24,7 @@ from rollout_inspector.diagnose.checks import Diagnosis
 from rollout_inspector.outputs import draft_file
 from rollouts.jobs import diagnosis, run_actions, template_checks
 from rollouts.jobs.exports import exports
-from rollouts.jobs.imports import imports
+from rollouts.jobs.imports import import_join, imports
 from rollouts.jobs.imports.uploads import kept_codes
 from rollouts.jobs.launch import LaunchSettings, launch
 from rollouts.jobs.replays import trajectory_replays
@@ -239,7 +239,7 @@ def test_the_end_of_an_import_is_stored_when_the_database_is_back(asked: Job, mo
     """H1: the database that failed could not store the failure, and run and job were left behind."""
     break_off(monkeypatch, RuntimeError("a fault"), times=2)
     with monkeypatch.context() as full:
-        full.setattr(imports, "end_import", lambda *_: (_ for _ in ()).throw(FULL))
+        full.setattr(import_join, "end_import", lambda *_: (_ for _ in ()).throw(FULL))
         jobs.do_job(asked.pk)
     assert (run_of(asked).status, Job.objects.get().status) == ("running", "running")
     assert look_again(asked).status == "failed" and run_of(asked).status == "failed"

@@ -23,13 +23,13 @@ from rollout_inspector.opened.index import FileIndex
 from rollout_inspector.refusal import Refusal
 from tests.conftest import ROOT, wait_until
 from tests.faulty_bucket import FaultyBucket
-from tests.formats.test_folders import TRAINED, episode, update
-from tests.open.test_files import FILES, own_lines, own_parquet, read_all
 from tests.ports import HeldPort
 from tests.s3 import S3Server
 from tests.samples.formats import jsonl
+from tests.samples.opened_files import FILES, own_lines, own_parquet, read_all
 from tests.samples.product import modules
 from tests.samples.server import LINK, Visitor, gym_lines
+from tests.samples.trainer_formats import TRAINED, episode, update
 
 Usage = namedtuple("Usage", "total used free")
 LARGE = b"".join(own_lines(f"large-{n}") for n in range(3000))

@@ -86,3 +86,27 @@ ATROPOS: dict[str, Any] = {
     "ref_logprobs": None, "messages": [[{"role": "user", "content": "?"}], []], "overrides": None,
     "group_overrides": {"source": "x"},
 }
+
+
+def episode(name: str, **more: Any) -> dict[str, Any]:
+    """A prompt of 2 tokens, a completion of 2, an observation of 1, and a second completion of 2."""
+    nodes = [
+        {"message": {"role": "user", "content": "2+2?"}, "sampled": False, "token_ids": [1, 2], "mask": [False, False]},
+        {"parent": 0, "message": {"role": "assistant", "content": "4"}, "sampled": True, "token_ids": [3, 10, 11],
+         "mask": [False, True, True], "logprobs": [-0.5, -0.25]},
+        {"parent": 1, "message": {"role": "tool", "content": "4"}, "token_ids": [20], "mask": [False]},
+        {"parent": 2, "message": {"role": "assistant", "content": "5"}, "sampled": True, "token_ids": [12, 13],
+         "mask": [True, True], "logprobs": [-0.125, -1.0]},
+    ]
+    trace = {"id": f"t-{name}", "nodes": nodes, "calls": [], "rewards": {"right": {"score": 1.0, "weight": 1.0}}}
+    run = {"id": "r", "type": "train", "work": {"type": "train", "step": 3, "policy": {"start": 2, "end": 2}}}
+    return {"id": name, "group": {"id": "g"}, "run": run, "traces": [trace], **more}
+
+
+def update(name: str, info: Any = None, **streams: Any) -> dict[str, Any]:
+    branches = [{"index": 0, **streams}] if streams else []
+    return {"version": 1, "trace_id": f"t-{name}", "info": info or {}, "branches": branches}
+
+
+TRAINED = [None, None, None, -0.5, -0.75, None, -0.25, None]
+"""What the trainer computed for the tokens of an episode. It did not train the last one."""
