@@ -1,8 +1,6 @@
 """Files are read where they lie: the same trajectories as a whole reading, and no byte of them changes."""
 
-import gzip
 import hashlib
-import io
 import json
 import os
 import sys
@@ -12,26 +10,22 @@ from html import unescape
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 import rollout_inspector
 from rollout_inspector import formats
 from rollout_inspector.commands.main import main
 from rollout_inspector.diagnose.finding import Severity
-from rollout_inspector.formats import FORMATS, Source
+from rollout_inspector.formats import Source
 from rollout_inspector.formats.writers.exports import rows_of
 from rollout_inspector.guard.shard_audit import cut_files
 from rollout_inspector.opened import index as opened_index
 from rollout_inspector.opened.index import FileIndex, line_places, read_diagnosis
 from rollout_inspector.refusal import Refusal
-from rollout_inspector.streams.trajectory import Row, Step, Trajectory, ids_array
+from rollout_inspector.streams.trajectory import Row, Trajectory, ids_array
 from tests.conftest import ROOT
-from tests.samples.formats import CALL, GYM, TRAIN, changed, jsonl, own_line
-from tests.samples.opened_files import (
-    FILES, SESSIONS, TRACE, own_lines, own_parquet, read_all, rows_of_parquet, trajectory
-)
+from tests.samples.formats import own_line
+from tests.samples.opened_files import FILES, own_lines, own_parquet, read_all, trajectory
 
 
 @pytest.mark.parametrize("name", FILES)
