@@ -311,7 +311,15 @@ class FileIndex:
         lines = self.all(f"SELECT {columns} WHERE state = ? ORDER BY trajectory.id LIMIT ?", _REFUSED, most)
         files = self.all("SELECT NULL, problem, path FROM file WHERE problem != '' ORDER BY id LIMIT ?", most)
         notes = [(None, text, mirror.name + name) for mirror in self.mirrors for name, text in [*mirror.notes.items()]]
-        return [Rejected(*row) for row in [*notes, *files, *lines][:most]]
+        items = [*notes, *((*row[:2], self._address(row[2])) for row in [*files, *lines])]
+        return [Rejected(*item) for item in items[:most]]
+
+    def _address(self, path: str) -> str:
+        """Of a file, or of the object that was fetched into it."""
+        for mirror in self.mirrors:
+            if path.startswith(str(mirror.path)):
+                return mirror.name.rstrip("/") + path.removeprefix(str(mirror.path))
+        return path
 
     def lines(self, start: int, stop: int) -> list[sqlite3.Row]:
         """The trajectories ``[start, stop)`` of the list. What is not read of them is read now."""
@@ -334,7 +342,8 @@ class FileIndex:
         with suppress(ValueError, OSError):
             _, item = next(islice(self._items(line, at), at.get("place", 0), None), (None, None))
         if not isinstance(item, Trajectory) or (item.reward, n_new_tokens(item)) != (line["reward"], line["n_tokens"]):
-            raise Refusal(f"{line['path']} changed since {line['name']!r} was found in it. Open it again.")
+            place = self._address(line["path"])
+            raise Refusal(f"{place} changed since {line['name']!r} was found in it. Open it again.")
         return replace(item, external_id=line["name"])
 
     def diagnosed(self, key: int) -> tuple[list[Finding], dict[str, Outcome]]:

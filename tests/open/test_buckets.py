@@ -237,6 +237,18 @@ def test_what_cannot_be_opened_is_one_sentence(
         rollout_inspector.open(bucket)
 
 
+def test_an_object_that_cannot_be_read_has_the_address_of_the_bucket(bucket: str) -> None:
+    """Not the path of the cache, which nobody typed."""
+    put(bucket, {"torn.jsonl": b"{", "lines.jsonl": own_lines("a") + b"{\n"})
+    top = bucket.partition("?")[0]
+    for address in (bucket, bucket.replace("/some/prefix", "")):
+        index = FileIndex([address])
+        assert read_all(index) == ["a"]
+        assert {(one.file, one.line) for one in index.rejected()} == {
+            (f"{top}/torn.jsonl", None), (f"{top}/lines.jsonl", 2)
+        }
+
+
 def test_the_command_counts_what_it_fetched(bucket: str, capsys: pytest.CaptureFixture[str]) -> None:
     put(bucket, {"a.jsonl": own_lines("a", "b"), "calls.jsonl": FILES["calls.jsonl"]})
     assert main(["open", bucket, "--json"]) == 0
