@@ -12,7 +12,7 @@ from collections.abc import Callable
 from multiprocessing.synchronize import Event
 from typing import TYPE_CHECKING, Any
 
-import zstandard
+from rollout_inspector.formats.containers.compression import zstd
 
 if TYPE_CHECKING:
     from benchmarks.measures.gets_under_attack import Server
@@ -23,12 +23,12 @@ Body = Callable[[float], bytes]
 
 def blank_lines(scale: float = 1) -> bytes:
     """70 MB of line ends in 2 kB."""
-    return zstandard.compress(b"\n" * int(70_000_000 * scale) + b"{}\n")
+    return zstd.compress(b"\n" * int(70_000_000 * scale) + b"{}\n")
 
 
 def lines_of_spaces(scale: float = 1) -> bytes:
     """Blank lines that are not empty."""
-    return zstandard.compress((b" " * 70 + b"\n") * int(1_000_000 * scale))
+    return zstd.compress((b" " * 70 + b"\n") * int(1_000_000 * scale))
 
 
 def one_line(piece: bytes, n_bytes: float) -> bytes:

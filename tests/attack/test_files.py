@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import zstandard
 
 from rollout_inspector.formats import FileRefused, Rejected, Source, TooLarge, limits, read
+from rollout_inspector.formats.containers.compression import zstd
 from rollout_inspector.formats.limits import Limits, memory_of
 from rollout_inspector.streams.trajectory import Trajectory
 from tests.attack import hostile_bodies
@@ -108,7 +108,7 @@ def test_many_small_trajectories_are_counted_together() -> None:
 
 
 def test_reading_ends_when_its_seconds_are_used_up() -> None:
-    blank = zstandard.compress(b" \n" * 500_000)
+    blank = zstd.compress(b" \n" * 500_000)
     for data in (own_line("a", []) * 1000, blank, lines(*calls_that_continue_one(20)), b"[" + b"{}," * 9 + b"{}]"):
         with pytest.raises(TooLarge, match="more than 0 seconds of computing"):
             reasons(data, Limits(seconds=0), "own_jsonl")
@@ -117,9 +117,9 @@ def test_reading_ends_when_its_seconds_are_used_up() -> None:
 @pytest.mark.parametrize("before", [b"", b"{}\n"])
 def test_blank_lines_without_end_are_refused(before: bytes) -> None:
     with limits.reading(Limits(blank_lines=1000)):
-        few = Source.of_bytes(zstandard.compress(before + b"\n" * 1000 + b"{}\n" + b"\n" * 1000))
+        few = Source.of_bytes(zstd.compress(before + b"\n" * 1000 + b"{}\n" + b"\n" * 1000))
         assert [line.number for line in few.lines()][-1] == 1001 + bool(before)
-        many = Source.of_bytes(zstandard.compress(before + b"\n" * 1001 + b"{}\n"))
+        many = Source.of_bytes(zstd.compress(before + b"\n" * 1001 + b"{}\n"))
         with pytest.raises(FileRefused, match="more than 1,000 blank lines"):
             list(many.lines())
 
@@ -131,10 +131,22 @@ def test_a_parquet_file_of_one_value_in_every_row_is_stopped() -> None:
         list(bomb.lines())
 
 
-@pytest.mark.parametrize("pack", [gzip.compress, zstandard.compress])
+@pytest.mark.parametrize("pack", [gzip.compress, zstd.compress])
 def test_packed_bytes_in_packed_bytes_are_not_unpacked(pack: Any) -> None:
     with pytest.raises(FileRefused, match="holds another packed file"):
         reasons(pack(gzip.compress(b"{}\n" * 1000)), limits.IMPORT)
+
+
+@pytest.mark.parametrize(("log", "n_lines"), [(27, 1), (28, 0)])
+def test_a_frame_that_asks_for_much_memory_is_refused(log: int, n_lines: int) -> None:
+    """The window of a frame is made before its first byte is unpacked."""
+    packer = zstd.ZstdCompressor(options={zstd.CompressionParameter.window_log: log})
+    source = Source.of_bytes(packer.compress(b"{}\n") + packer.flush())
+    if n_lines:
+        assert len(list(source.lines())) == n_lines
+    else:
+        with pytest.raises(FileRefused, match="is damaged or cut off"):
+            list(source.lines())
 
 
 SHAPES = [b"{},", b"[],", b"[[]],", b'{"a":1},', b'"ab",', "\"é1\",".encode(), b"1000,", b"1e9,", b'{"abc":"def"},',
@@ -164,7 +176,7 @@ def test_marks_inside_texts_cost_nothing() -> None:
 MEASURE = """
 import sys
 from rollout_inspector.formats import FileRefused, Source, limits, read
-import pyarrow.parquet, zstandard
+import pyarrow.parquet
 data = sys.stdin.buffer.read()
 def most():
     (line,) = [line for line in open("/proc/self/status") if line.startswith("VmHWM")]

@@ -11,11 +11,11 @@ from unittest import mock
 import pyarrow
 import pyarrow.parquet
 import pytest
-import zstandard
 from hypothesis import given, strategies as st
 
 from rollout_inspector.formats import FORMATS, FileRefused, Rejected, Source, read
 from rollout_inspector.formats.containers import compression, cutting
+from rollout_inspector.formats.containers.compression import zstd
 from rollout_inspector.formats.containers.cutting import parts_of
 from rollout_inspector.formats.containers.file_part import FilePart
 from rollout_inspector.formats.readers import sessions
@@ -43,7 +43,7 @@ def test_the_parts_have_the_lines_of_the_file(texts: list[bytes], n: int, ends: 
         assert sum(part.size for part in parts) == len(data) and len(parts) > 1
 
 
-PACK = {"gzip": gzip.compress, "zstd": zstandard.compress}
+PACK = {"gzip": gzip.compress, "zstd": zstd.compress}
 SEEK_TABLE = b"\x5e\x2a\x4d\x18\x04\0\0\0abcd"
 """What the seekable form of zstd has behind its frames: a frame that holds nothing."""
 

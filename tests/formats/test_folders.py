@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import zstandard
 
 from rollout_inspector import formats
 from rollout_inspector.formats import Rejected, Source
+from rollout_inspector.formats.containers.compression import zstd
 from rollout_inspector.formats.folders import files_of
 from rollout_inspector.streams.trajectory import Trajectory
 from tests.samples.trainer_formats import TRAINED, episode, update
@@ -94,7 +94,7 @@ def test_lengths_of_miles_that_disagree_are_rejected(tmp_path: Path) -> None:
 def seal(path: Path) -> None:
     """Pack a chunk as prime-rl does: frames of zstd, and behind them a table in a frame that is skipped."""
     data = path.read_bytes()
-    frames = [zstandard.compress(data[:100]), zstandard.compress(data[100:])]
+    frames = [zstd.compress(data[:100]), zstd.compress(data[100:])]
     table = b"".join(struct.pack("<II", len(one), n) for one, n in zip(frames, (100, len(data) - 100), strict=True))
     footer = table + struct.pack("<IBI", 2, 0, 0x8F92EAB1)
     skipped = struct.pack("<II", 0x184D2A5E, len(footer)) + footer
@@ -195,6 +195,6 @@ def test_a_file_that_stands_alone_is_read_without_its_neighbours(tmp_path: Path)
 
 def test_a_packed_file_may_begin_with_a_frame_that_is_skipped(tmp_path: Path) -> None:
     data = json.dumps(episode("a")).encode()
-    (tmp_path / "traces.jsonl.zst").write_bytes(struct.pack("<II", 0x184D2A50, 4) + b"size" + zstandard.compress(data))
+    (tmp_path / "traces.jsonl.zst").write_bytes(struct.pack("<II", 0x184D2A50, 4) + b"size" + zstd.compress(data))
     (found,), rejected = read_folder(tmp_path)
     assert found.external_id == "a" and rejected == []

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import zstandard
 
 from rollout_inspector import formats
 from rollout_inspector.formats import FileRefused, Source, limits
+from rollout_inspector.formats.containers.compression import zstd
 from rollout_inspector.formats.registry import SeenIds
 from rollout_inspector.streams.trajectory import Trajectory
 from tests.samples.formats import CALL, GYM, TRAIN, changed, jsonl, read
@@ -306,14 +306,14 @@ def test_a_line_that_is_too_long_is_not_held() -> None:
         assert [(line.number, line.data) for line in long.lines()] == [(1, None)]
 
 
-@pytest.mark.parametrize("pack", [gzip.compress, zstandard.compress])
+@pytest.mark.parametrize("pack", [gzip.compress, zstd.compress])
 def test_compressed_files_are_read_as_they_are(pack: Callable[[bytes], bytes]) -> None:
     assert read(pack(jsonl(CALL)))[1][0].external_id == "s1"
     with pytest.raises(FileRefused, match="damaged or cut off"):
         read(pack(jsonl(*[changed(CALL, "session_id", to=str(n)) for n in range(500)]))[:-200])
 
 
-@pytest.mark.parametrize("pack", [gzip.compress, zstandard.compress])
+@pytest.mark.parametrize("pack", [gzip.compress, zstd.compress])
 def test_a_bomb_is_stopped(pack: Callable[[bytes], bytes]) -> None:
     with limits.reading(limits.Limits(free_bytes=1 << 20)), pytest.raises(FileRefused, match="zip bomb"):
         read(jsonl(CALL) and pack(b" " * (8 << 20)))

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import zstandard
 
 from rollout_inspector.formats import FileRefused
+from rollout_inspector.formats.containers.compression import zstd
 from rollout_inspector.formats.containers.json_array import objects
 from tests.samples.format_mutations import EXAMPLES
 from tests.samples.formats import CALL, GYM, changed, jsonl, read
@@ -112,7 +112,7 @@ def test_objects_over_several_lines_are_read_one_by_one() -> None:
         (json.dumps(GYM).encode("utf-16"), "UTF-16 text. Save it as UTF-8."),
         (b"a,b\n1,2\n", "not valid JSON"),
         (gzip.compress(pickle.dumps({"a": 1})), "is a pickle. Pickles can run code"),
-        (zstandard.compress(b"\0" * 100), "is a binary file"),
+        (zstd.compress(b"\0" * 100), "is a binary file"),
         (gzip.compress(gzip.compress(jsonl(GYM))), "holds another packed file. Unpack it once"),
     ],
 )

@@ -9,12 +9,12 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-import zstandard
 from django.test import Client, RequestFactory
 from django.utils import timezone
 
 from inspector.api import push_views as views
 from rollout_inspector.formats import FORMATS, Rejected
+from rollout_inspector.formats.containers.compression import zstd
 from rollouts.jobs import pushes
 from rollouts.store.models import ApiToken, Run
 from rollouts.store.people.shares import find_api_key, revoke
@@ -154,7 +154,7 @@ def test_a_reason_that_quotes_a_lone_surrogate_and_a_nul_is_stored(
     assert list(run.rejections.values_list("file", "line", "reason")) == [("pushed", 7, "The id 'a?␀' is taken.")]
 
 
-@pytest.mark.parametrize("pack", [gzip.compress, zstandard.ZstdCompressor().compress])
+@pytest.mark.parametrize("pack", [gzip.compress, zstd.compress])
 def test_compressed_bodies(token: str, run: Run, pack: Any) -> None:
     status, answer = send(token, f"/api/runs/{run.code}/trajectories", pack(lines(episodes(2))))
     assert status == 200 and answer["trajectories"] == 2

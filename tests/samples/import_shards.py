@@ -9,10 +9,10 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
-import zstandard
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.utils import timezone
 
+from rollout_inspector.formats.containers.compression import zstd
 from rollouts.jobs.imports import import_shards, imports
 from rollouts.store import models
 from rollouts.store.jobs.jobs import take_job
@@ -137,7 +137,7 @@ FILES: dict[str, Files] = {
     ],
     "packed lines": [
         ("a.jsonl.gz", b"".join(gzip.compress(gym(n, n + 100)) for n in range(20))),
-        ("b.jsonl.zst", b"".join(zstandard.compress(BIG[at : at + 999]) for at in range(0, len(BIG), 999))),
+        ("b.jsonl.zst", b"".join(zstd.compress(BIG[at : at + 999]) for at in range(0, len(BIG), 999))),
     ],
     "row groups": [("a.parquet", parquet()), ("b.jsonl", BIG)],
     "our own format": [

@@ -15,9 +15,9 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
-import zstandard
 
 from rollout_inspector.formats import Source
+from rollout_inspector.formats.containers.compression import zstd
 from rollouts.jobs.imports import imports
 from rollouts.store.chat_templates.tokenizers import find_tokenizer
 from rollouts.store.models import (
@@ -50,7 +50,7 @@ def changed_file(rng: random.Random, name: str, n: int) -> Source:
         data = mutate_bytes(rng, data)
     pack = rng.random()
     if pack < 0.2:
-        data = gzip.compress(data) if pack < 0.1 else zstandard.compress(data)
+        data = gzip.compress(data) if pack < 0.1 else zstd.compress(data)
         if rng.random() < 0.5:
             data = mutate_bytes(rng, data)
     return Source.of_bytes(data, f"{n}.jsonl")

@@ -1,16 +1,21 @@
 """Packed files: gzip and zstd, one frame behind the other."""
 
 import gzip
+import sys
 import zlib
 from collections.abc import Iterator
 from typing import Any, BinaryIO, Literal, NamedTuple
 
-import zstandard
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 PACKED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", *(bytes([0x50 + n]) + b"\x2a\x4d\x18" for n in range(16)))
 """The first bytes of gzip, of zstd, and of a frame of zstd that is skipped, as pzstd writes it in front."""
-DAMAGE = (zlib.error, gzip.BadGzipFile, EOFError, zstandard.ZstdError, OSError)  # What reading a damaged file raises.
+DAMAGE = (zlib.error, gzip.BadGzipFile, EOFError, zstd.ZstdError, OSError)  # What reading a damaged file raises.
 Kind = Literal["gzip", "zstd"]
+_ZSTD = {int(zstd.DecompressionParameter.window_log_max): 27}  # A frame may ask for 128 MB.
 _BITE = 2048  # Bytes that are unpacked at once: one byte of a bomb can stand for 30 kB.
 
 
@@ -24,7 +29,6 @@ class Unpacked(NamedTuple):
 
 def pieces(raw: BinaryIO, kind: Kind) -> Iterator[Unpacked]:
     """All bytes from the next frame on. Raises one of ``DAMAGE``."""
-    zstd = zstandard.ZstdDecompressor(max_window_size=1 << 27)
     inside: Any = None
     start, stop = 0, raw.tell()
     while data := raw.read(_BITE):
@@ -35,7 +39,7 @@ def pieces(raw: BinaryIO, kind: Kind) -> Iterator[Unpacked]:
                 if not data:
                     break
                 start = stop - len(data)
-                inside = zlib.decompressobj(31) if kind == "gzip" else zstd.decompressobj()
+                inside = zlib.decompressobj(31) if kind == "gzip" else zstd.ZstdDecompressor(options=_ZSTD)
             unpacked = inside.decompress(data)
             yield Unpacked(start, stop - len(inside.unused_data), unpacked)
             if not inside.eof:
@@ -46,27 +50,5 @@ def pieces(raw: BinaryIO, kind: Kind) -> Iterator[Unpacked]:
 
 
 def unpacking(raw: BinaryIO, kind: Kind) -> Any:
-    """A stream of all bytes from the next frame on. It owns the file and closes it."""
-    return gzip.GzipFile(fileobj=raw) if kind == "gzip" else _Zstd(raw)
-
-
-class _Zstd:
-    """Reads zstd frames one after the other. Unlike the library's reader it notices a file that was cut off."""
-
-    def __init__(self, raw: BinaryIO) -> None:
-        self._raw, self._pieces = raw, pieces(raw, "zstd")
-        self._held = b""
-        self._offset = 0
-
-    def read(self, n: int) -> bytes:
-        while self._offset == len(self._held):
-            piece = next(self._pieces, None)
-            if piece is None:
-                return b""
-            self._offset, self._held = 0, piece.data
-        data = self._held[self._offset : self._offset + n]
-        self._offset += len(data)
-        return data
-
-    def close(self) -> None:
-        self._raw.close()
+    """A stream of all bytes from the next frame on. Its caller closes the file."""
+    return gzip.GzipFile(fileobj=raw) if kind == "gzip" else zstd.ZstdFile(raw, options=_ZSTD)
