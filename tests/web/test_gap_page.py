@@ -135,6 +135,26 @@ def test_the_parts_of_a_replay_are_bars_and_the_page_says_whose_limits_hold(run:
     assert means["rest"] == 0 and means["decode against prefill"] == pytest.approx(-0.25)
     whole = web.get(f"/runs/{run.code}/gap.json").json()["report"]
     assert sum(means.values()) == pytest.approx(-whole["k1"], abs=1e-6)
+    worst = max((record for record in records if record.gap), key=lambda record: record.gap["abs"])
+    parts_sum_up_at_each_token(f"/trajectories/{worst.code}", web)
+
+
+def parts_sum_up_at_each_token(address: str, web: Client) -> None:
+    """Each part is a lens of the tokens, and they add up to the difference that the lens *mismatch* shows."""
+
+    def shown(lens: str) -> list[float | None]:
+        twin = web.get(f"{address}.json", {"lens": lens}).json()
+        return [token["columns"].get(lens) for token in twin["window"]["tokens"]]
+
+    lenses = [lens for lens in web.get(f"{address}.json").json()["lenses"] if lens.startswith("part:")]
+    assert lenses == [f"part:{name}" for name in ("rest", "kept set", "decode against prefill", "trainer")]
+    parts, differences = [shown(lens) for lens in lenses], shown("mismatch")
+    assert any(differences)
+    for n, difference in enumerate(differences):
+        values = [part[n] for part in parts if part[n] is not None]
+        assert sum(values) == pytest.approx(difference, abs=1e-6) if difference is not None else not values
+    body = web.get(address, {"lens": "part:trainer"}).content.decode()
+    assert "part of the gap: trainer" in body and "the same thresholds in every row" in body
 
 
 def ask_and_do(run: Run) -> None:

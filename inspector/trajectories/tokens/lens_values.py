@@ -1,6 +1,7 @@
 """The values of a lens that is a column: of a trainer, of what an engine told, or the weight of a token in a loss."""
 
 from collections.abc import Sequence
+from itertools import pairwise, starmap
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,11 +10,14 @@ from inspector.trajectories.frame import PageLink
 from inspector.trajectories.place import PagePlace
 from inspector.trajectories.tokens import lenses, page_queries as data
 from rollout_inspector.diagnose.gap.figures import TRAINER_LOGPROBS
+from rollout_inspector.diagnose.gap.report import DECODE, KEPT, PARTS, SAMPLED, TRAINER, between, parts_of
+from rollout_inspector.diagnose.gap.tokens import GapCollector
 from rollout_inspector.diagnose.loss_weights.row_weights import loss_inputs, missing_words, row_weights
 from rollout_inspector.diagnose.loss_weights.rules import RULES
 from rollout_inspector.streams.trajectory import Row
 from rollouts.store.models import StoredTrajectory
 from rollouts.store.runs.damage import token_norms
+from rollouts.store.runs.logprob_columns import load_compared, replays_of
 from rollouts.store.trajectories import engine_columns as beside, trajectory_parts as parts
 from rollouts.store.trajectories.groups import advantage_in_group
 from rollouts.store.trajectories.trajectory_parts import RowSummary, StepSummary
@@ -42,13 +46,15 @@ def _weighs(name: str) -> bool:
 
 
 def lens_values(trajectory: StoredTrajectory, row: RowSummary, name: str, steps: Sequence[StepSummary]) -> LensValues:
-    """A whole column of a row, because the scale of its colours is that of the row. At most four queries."""
-    if is_weight(name):
+    """A whole column of a row: the scale of its colours is that of the row. A fixed number of queries."""
+    if name in _WEIGHTS:
         return _weights(trajectory, row, name, steps)
     if name == lenses.GRADIENT:
         norms = token_norms(trajectory, row.index, row.n_tokens)
         nothing = np.full(row.n_tokens, np.nan, dtype=np.float32)
         return (nothing, "the row has changed since it was measured") if norms is None else (norms, "")
+    if name.startswith(lenses.PART):
+        return _part_of_gap(trajectory, row, name.removeprefix(lenses.PART), steps)
     if row.follows_steps:
         return beside.columns_beside(row, steps, [name], 0, row.n_tokens)[name], ""
     return data.read_values(trajectory, row, name), ""
@@ -74,18 +80,13 @@ def _weights(trajectory: StoredTrajectory, row: RowSummary, name: str, steps: Se
     return weights, f"the row lacks {missing_words(lacks)}" if lacks else ""
 
 
-def is_weight(lens: str) -> bool:
-    """The lens shows the weight of each token in a loss."""
-    return lens in _WEIGHTS
-
-
 def lens_links(place: PagePlace, url: str, columns: Sequence[str]) -> list[PageLink]:
     """The lens switch. The weights are one link, and one for each rule where one of them is shown. The note of a link
     says when the browser asks the server for the page with this lens: see ``LensSpec.request``."""
     lens_choices = [(lens.slug, lens.label, lens.request) for lens in lenses.LENSES]
     column_names = [name for name in columns if name not in _WEIGHTS][:MAX_COLUMN_LINKS]
     links = [(name, lenses.column_label(name)) for name in column_names]
-    if is_weight(place.lens):
+    if place.lens in _WEIGHTS:
         links += [(name, lenses.column_label(name)) for name in _WEIGHTS]
     elif _WEIGHTS[0] in columns:
         links.append((lenses.WEIGHT + DEFAULT_RULE, "weight"))
@@ -94,3 +95,21 @@ def lens_links(place: PagePlace, url: str, columns: Sequence[str]) -> list[PageL
         PageLink(label, url + place.query(lens=slug), slug == place.lens, slug, note)
         for slug, label, note in lens_choices
     ]
+
+
+def part_lenses(trajectory: StoredTrajectory) -> list[str]:
+    """The lenses of the parts of the gap, where engines replayed the run. At most one query."""
+    replays = replays_of(trajectory.run) if trajectory.gap else []
+    names = {SAMPLED, KEPT, DECODE, TRAINER, *starmap(between, pairwise(replays))}
+    return [lenses.PART + name for name in PARTS if name in names] if replays else []
+
+
+def _part_of_gap(trajectory: StoredTrajectory, row: RowSummary, part: str, steps: Sequence[StepSummary]) -> LensValues:
+    replays = replays_of(trajectory.run)
+    names = [name for replay in replays for name in (replay.prefill, replay.decode)]
+    (value,) = load_compared([trajectory], more=names)
+    ids, collector = data.read_tokens(trajectory, row, 0, row.n_tokens, steps).ids, GapCollector(more=names)
+    collector.add(value, [(row.index, compared) for compared in value.rows if np.array_equal(compared.ids, ids)][:1])
+    tokens, values = collector.done(), np.full(row.n_tokens, np.nan, dtype=np.float32)
+    values[tokens.offset] = parts_of(tokens, replays).get(part, np.nan)
+    return values, "" if len(tokens) else "no token of the row has a trainer's log-probability"

@@ -22,6 +22,7 @@ WEIGHT = "weight_"  # What the name of a lens begins with that shows the weight 
 
 
 GRADIENT = "gradient_norm"  # The lens of the norm of each token's contribution to the gradient of the output layer.
+PART = "part:"  # What the name of a lens begins with that shows a part of the gap of each token; the part follows.
 
 Swatch = tuple[str, str, str]  # One colour of a legend: its CSS class, what it says, and more of it as a title.
 Legend = tuple[Sequence[Swatch], tuple[str, str] | None]
@@ -114,6 +115,8 @@ def column_label(name: str) -> str:
         return f"reverse KL to the teacher{'' if name.count('/') < 2 else ' ' + name.split('/')[1]}"
     if name == GRADIENT:
         return "gradient"
+    if name.startswith(PART):
+        return f"part of the gap: {name.removeprefix(PART)}"
     if name == engine_columns.BEHIND:
         return "behind the likeliest"
     if (rule := RULES.get(name.removeprefix(WEIGHT))) is not None and name.startswith(WEIGHT):
@@ -208,7 +211,7 @@ SIZE = Scale((_ANY, 0.01, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0))
 
 def scale_of(name: str, values: NDArray[np.float32]) -> Scale:
     """The scale of a column by its name. Of an unknown one only the sign of its values decides."""
-    if name == "mismatch" or name.startswith("reverse_kl:"):
+    if name == "mismatch" or name.startswith(("reverse_kl:", PART)):
         return MISMATCH
     if name == engine_columns.BEHIND:
         return BEHIND

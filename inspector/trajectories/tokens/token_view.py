@@ -119,10 +119,10 @@ def read_view_parts(trajectory: StoredTrajectory, part: PagePart, discussion: Di
     columns = {} if all(row.follows_steps for row in rows) else data.read_columns(trajectory)
     findings = read_findings(trajectory, steps, rows)
     lenses_of_rows = lens_values.weight_lenses(columns) | engine_columns.names_beside(rows, steps)
+    more = [*[lenses.GRADIENT] * (trajectory.damage is not None), *lens_values.part_lenses(trajectory)]
     return TokenView(
         trajectory, part, rows, steps,
-        lenses_of_rows if trajectory.damage is None
-        else {row.index: [*lenses_of_rows.get(row.index, []), lenses.GRADIENT] for row in rows},
+        {row.index: [*lenses_of_rows.get(row.index, []), *more] for row in rows} if more else lenses_of_rows,
         findings, trajectory_parts.ids_of_findings(trajectory, MAX_FINDINGS) if findings and part.is_drawn else [],
         read_lanes(trajectory, rows, steps, findings) if part in (PagePart.PAGE, PagePart.TWIN) else [], discussion,
         *data.table_of(trajectory.run.tokenizer),
@@ -141,9 +141,7 @@ def at_place(view: TokenView, place: PagePlace) -> TokenView:
         start, stop = min(place.window, row.n_tokens), min(place.window + WINDOW, row.n_tokens)
     values, lacks = None, ""
     # read_place accepts a column only when the row has it.
-    if lenses.find(place.lens) is None and (
-        part.is_drawn or place.lens == lenses.GRADIENT or lens_values.is_weight(place.lens)
-    ):
+    if lenses.find(place.lens) is None:
         values, lacks = lens_values.lens_values(trajectory, row, place.lens, view.steps)
     tokens = data.read_tokens(trajectory, row, 0, row.n_tokens, view.steps)
     view = replace(

@@ -108,11 +108,16 @@ def parts_of(tokens: GapTokens, replays: Sequence[EnginePass]) -> dict[str, NDAr
     parts[SAMPLED] = columns[first.decode] - tokens.sampler - parts[KEPT]
     parts[DECODE] = columns[first.prefill] - columns[first.decode]
     for before, behind in pairwise(replays):
-        is_same = before.engine == behind.engine, before.weights == behind.weights
-        name = {(True, False): WEIGHTS, (False, True): ENGINES}.get(is_same, BOTH)
+        name = between(before, behind)
         parts[name] = parts[name] + columns[behind.prefill] - columns[before.prefill]
     parts[TRAINER] = tokens.trainer - columns[last.prefill]
     return parts
+
+
+def between(before: EnginePass, behind: EnginePass) -> str:
+    """The part that the difference of two replays belongs to."""
+    is_same = before.engine == behind.engine, before.weights == behind.weights
+    return {(True, False): WEIGHTS, (False, True): ENGINES}.get(is_same, BOTH)
 
 
 def parts_report(tokens: GapTokens, replays: Sequence[EnginePass]) -> Iterator[tuple[str, list[dict[str, Any]]]]:

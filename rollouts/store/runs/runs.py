@@ -243,31 +243,23 @@ def delete_trajectories(keys: list[int]) -> None:
     with transaction.atomic():
         bodies, segments = contents.keys_of(keys), segments_of(keys)
         keep_prefixes(keys)
-        in_steps = {"step__trajectory__in": keys}
-        in_rows = {"row__trajectory__in": keys}
-        querysets: list[Any] = [
-            models.ShareLink.objects.filter(trajectory__in=keys),
-            models.Comment.objects.filter(trajectory__in=keys),
-            models.Seen.objects.filter(trajectory__in=keys),
-            models.StoredFinding.objects.filter(trajectory__in=keys),
-            models.Retokenized.objects.filter(trajectory__in=keys),
-            models.RowScores.objects.filter(trajectory__in=keys),
-            models.ReplayRows.objects.filter(replay__trajectory__in=keys),
-            models.Job.objects.filter(replay__trajectory__in=keys),
-            models.Replay.objects.filter(trajectory__in=keys),
-            models.Job.objects.filter(parser_audit__trajectory__in=keys),
-            models.ParserAudit.objects.filter(trajectory__in=keys),
-            models.RowColumn.objects.filter(**in_rows),
-            models.RowTokens.objects.filter(**in_rows),
-            models.StoredRow.objects.filter(trajectory__in=keys),
-            models.StepTokens.objects.filter(**in_steps),
-            models.StoredStep.objects.filter(trajectory__in=keys),
-            models.StoredTrajectory.objects.filter(pk__in=keys),
-        ]
-        for queryset in querysets:
+        for model, field in _OF_TRAJECTORY:
+            queryset = model.objects.filter(**{f"{field}__in": keys})
             queryset._raw_delete(queryset.db)
         contents.delete_unused(bodies)
         delete_unused(segments)
+
+
+_OF_TRAJECTORY: tuple[tuple[Any, str], ...] = (
+    *((model, "trajectory") for model in (
+        models.ShareLink, models.Comment, models.Seen, models.StoredFinding, models.Retokenized, models.RowScores
+    )),
+    (models.ReplayRows, "replay__trajectory"), (models.Job, "replay__trajectory"), (models.Replay, "trajectory"),
+    (models.Job, "parser_audit__trajectory"), (models.ParserAudit, "trajectory"),
+    (models.RowColumn, "row__trajectory"), (models.RowTokens, "row__trajectory"), (models.StoredRow, "trajectory"),
+    (models.StepTokens, "step__trajectory"), (models.StoredStep, "trajectory"), (models.StoredTrajectory, "pk"),
+)
+"""The tables that hold something of a trajectory, and the field that names it, in the order of removing."""
 
 
 def recount(run: models.Run) -> None:
