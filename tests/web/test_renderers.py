@@ -45,7 +45,7 @@ def test_a_renderer_is_checked_by_a_worker(web: Client, answered: None, qwen3: T
     for purpose in (Purpose.PARSED_MESSAGES, Purpose.PARSED_IDS):
         assert check.report["verdicts"][purpose].startswith("safe")
     assert check.report["prefix_preserving"] is False and check.report["repair"] is None
-    page = web.get(f"/checks/{check.code}").content.decode()
+    page = web.get(f"/templates/checks/{check.code}").content.decode()
     assert page.count("A renderer is installed code, so it has no text that could be changed.") == 2
     assert "parse(render(m)) = m" in page and "says of itself that it may not be prefix-stable" in page
     assert checked(web, chat_template=kept_text("renderer:qwen3")) == check and TemplateCheck.objects.count() == 1
@@ -68,7 +68,7 @@ def test_it_is_a_column_of_the_matrix(
     assert matrix["revisions"] == [] and {*Purpose} - {Purpose.FACTS} <= {*matrix["purposes"]} | {Purpose.FACTS}
     parsed = web.get("/templates/matrix.json", {"purpose": Purpose.PARSED_IDS}).json()["probes"]
     assert parsed and all(by_code["cells"][probe["name"]] == "ok" for probe in parsed)
-    assert f'<a href="/checks/{check.code}">{name}</a>' in web.get("/templates/matrix").content.decode()
+    assert f'<a href="/templates/checks/{check.code}">{name}</a>' in web.get("/templates/matrix").content.decode()
     table = list(csv.reader(io.StringIO(web.get("/templates/matrix.csv").content.decode())))
     assert [row[0] for row in table] == ["tokenizer", "qwen3", name]
     assert [one["name"] for one in web.get("/templates/matrix.json?name=renderer").json()["tokenizers"]] == [name]
