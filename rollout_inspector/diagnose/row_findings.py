@@ -42,13 +42,8 @@ def row_findings(case: DiagnosisContext) -> Iterator[Finding]:
             yield _finding(case, index, row, fault)
     if rows and case.steps:
         yield from _against_steps(case)
-    yield from _order(case)
-    yield from _rewards(case)
-    yield from _media(case)
-    yield from _routing(case)
-    yield from _versions(case)
-    yield from _step_rows(case)
-    yield from _step_logprobs(case)
+    for rule in (_order, _rewards, _media, _routing, _versions, _step_rows, _step_logprobs):
+        yield from rule(case)
 
 
 def _row_faults(case: DiagnosisContext, row: Row, properties: _TemplateProperties) -> Iterator[Fault]:

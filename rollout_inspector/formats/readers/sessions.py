@@ -271,23 +271,13 @@ class _Answer(msgspec.Struct):
     request_id: Any = msgspec.UNSET
 
 
-class _Line(_Answer):
-    """The fields that may name the session of a line. No other field is decoded."""
-
-    session_id: Any = msgspec.UNSET
-    custom_id: Any = msgspec.UNSET
-    rollout_id: Any = msgspec.UNSET
-    trace_id: Any = msgspec.UNSET
-    attempt_id: Any = msgspec.UNSET
-    split: Any = msgspec.UNSET
-    iteration: Any = msgspec.UNSET
-    group_idx: Any = msgspec.UNSET
-    traj_idx: Any = msgspec.UNSET
-    run_attempt: Any = msgspec.UNSET
-    meta_info: _Answer | msgspec.UnsetType | None = msgspec.UNSET
-    response: _Answer | msgspec.UnsetType | None = msgspec.UNSET
-
-
+_NAMES = (
+    "session_id", "custom_id", "rollout_id", "trace_id", "attempt_id", "split", "iteration", "group_idx", "traj_idx",
+    "run_attempt",
+)
+"""The fields that may name the session of a line, beside those of an answer. No other field is decoded."""
+_FIELDS = dict.fromkeys(_NAMES, Any) | dict.fromkeys(("meta_info", "response"), _Answer | msgspec.UnsetType | None)
+_Line = msgspec.defstruct("_Line", [(*field, msgspec.UNSET) for field in _FIELDS.items()], bases=(_Answer,))
 _decode_names = msgspec.json.Decoder(_Line).decode
 
 
