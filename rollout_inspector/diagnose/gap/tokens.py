@@ -7,7 +7,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from rollout_inspector.streams.trajectory import Ids, Mask, Row, Step, Trajector
 
 Ints = NDArray[np.int32]
 Reals = NDArray[np.float32]
+Scalar = TypeVar("Scalar", bound=np.generic)
 CUT = "length"  # The reason of a completion that was cut by its length.
 ROUTING = "routing"
 """The key in ``extra`` of a row or trajectory with the summary of its routing array: ``repeats``, ``zero_layers``."""
@@ -71,7 +72,7 @@ class GapRow:
 class GapTokens:
     """The compared tokens of a run."""
 
-    rows: Sequence[GapRow]  # The rows, in order.
+    rows: Sequence[GapRow]  # The rows, in order; each has compared tokens.
     row: Ints  # ``[N]``: index in :attr:`rows`, ascending.
     offset: Ints  # ``[N]``: offset in the row.
     ids: Ids  # ``[N]``: token ids.
@@ -109,8 +110,10 @@ class GapTokens:
     @cached_property
     def uncertainty(self) -> Reals:
         """``[N]``: 1 - probability, by the mean of both log-probabilities. The noise of kernels grows with it."""
-        values: Reals = -np.expm1((self.sampler + self.trainer) / 2)
-        return np.maximum(values, 0)
+        values: Reals = self.sampler + self.trainer
+        values /= 2
+        np.negative(np.expm1(values, out=values), out=values)
+        return np.maximum(values, 0, out=values)
 
     @cached_property
     def confident(self) -> Mask:
@@ -137,7 +140,7 @@ class GapTokens:
     def worker(self) -> NDArray[np.int64]:
         """``[N]``: index in :attr:`workers`."""
         place = {name: n for n, name in enumerate(self.workers)}
-        return np.array([place[row.worker] for row in self.rows], np.int64)[self.row]
+        return self.of_rows(np.array([place[row.worker] for row in self.rows], np.int64))
 
     @cached_property
     def newest(self) -> Ints:
@@ -154,13 +157,24 @@ class GapTokens:
             newest_of_step = np.full(int(of.max()) + 1, -1, np.int32)
             np.maximum.at(newest_of_step, of, newest)
             newest = np.maximum.accumulate(newest_of_step)[of]
-        return np.where(self.version < 0, np.int32(-1), newest[self.row] - self.version)
+        return np.where(self.version < 0, np.int32(-1), self.of_rows(newest) - self.version)
+
+    def of_rows(self, values: NDArray[Scalar]) -> NDArray[Scalar]:
+        """The value ``[R]`` of its row for each token ``[N]``."""
+        return np.repeat(values, np.diff(self.starts))
 
     def per_row(self, values: Reals | NDArray[np.float64] | Mask, keep: Mask | None = None) -> NDArray[np.float64]:
         """Sums over the tokens of each row ``[R]``. ``keep`` ``[N]``: only these tokens."""
-        if keep is not None:
-            values = np.where(keep, values, 0)
-        return np.bincount(self.row, weights=values, minlength=len(self.rows)).astype(np.float64)
+        if keep is not None and not keep.all():
+            values = values * keep
+        if values.dtype == np.bool_:
+            return np.add.reduceat(values.view(np.uint8), self.starts[:-1], dtype=np.int32).astype(np.float64)
+        return np.add.reduceat(values, self.starts[:-1], dtype=np.float64)
+
+
+def values_at(values: NDArray[Scalar], where: Mask) -> NDArray[Scalar]:
+    """The values of some tokens, without a copy where these are all."""
+    return values if where.all() else values[where]
 
 
 class GapCollector:
