@@ -350,8 +350,7 @@ def _heavy_tokens(case: CauseCase) -> None:
 def _few_ids(case: CauseCase) -> None:
     """Few token ids hold most of the gap, in all steps alike."""
     tokens, unexplained = case.tokens, case.left
-    ids = np.maximum(values_at(tokens.ids, unexplained), 0).astype(np.int64)
-    sums, counts = np.bincount(ids, weights=values_at(tokens.size, unexplained)), np.bincount(ids)
+    sums, counts = tokens.by_id(unexplained)
     if np.count_nonzero(counts) < 20:
         return
     top = np.argsort(sums)[::-1][:3]

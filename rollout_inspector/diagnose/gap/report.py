@@ -245,7 +245,7 @@ def _parts(tokens: GapTokens) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     if not len(tokens):
         return
     marks = [np.flatnonzero(where) for where in (tokens.confident, tokens.d <= -TAIL, tokens.d >= TAIL)]
-    lines = partial(_lines, tokens, marks)
+    lines = partial(_lines, [values.astype(np.float64) for values in (tokens.size, tokens.d)], marks)
     if tokens.kind is not None:
         yield "token class", lines(tokens.kind, lambda one: TokenClass(one).label)
     yield "position in the completion", lines(_bins(tokens.position), _between)
@@ -295,18 +295,17 @@ def _between(part: int) -> str:
 
 
 def _lines(
-    tokens: GapTokens, marks: Sequence[NDArray[np.int64]], part: NDArray[Any], name: Callable[[int], str]
+    values: Sequence[NDArray[np.float64]], marks: Sequence[NDArray[np.int64]], part: NDArray[Any],
+    name: Callable[[int], str],
 ) -> list[dict[str, Any]]:
-    """``marks``: the places of confident disagreements and of both tails."""
-    least, changes = int(part.min()), np.flatnonzero(part[1:] != part[:-1])
-    # Stretches of one part are added up first, where they are long.
-    starts = np.arange(len(part)) if LONG * len(changes) > len(part) else np.concatenate([[0], changes + 1])
-    shifted = part[starts].astype(np.int64) - least
-    counts = np.bincount(shifted, weights=np.diff(starts, append=len(part)))
-    sizes, sums = (
-        np.bincount(shifted, weights=np.add.reduceat(values, starts, dtype=np.float64))
-        for values in (tokens.size, tokens.d)
-    )
+    """``values``: the absolute d, and d. ``marks``: the places of confident disagreements and of both tails."""
+    starts, n = np.flatnonzero(np.r_[True, part[1:] != part[:-1]]), None
+    least, shifted = int(part.min()), part
+    if LONG * len(starts) < len(part):  # stretches of one part are added up first
+        values, shifted = [np.add.reduceat(column, starts) for column in values], part[starts]
+        n = np.diff(starts, append=len(part))
+    shifted = shifted.astype(np.int64) - least
+    counts, sizes, sums = (np.bincount(shifted, weights=weights) for weights in (n, *values))
     confident, low, high = (
         np.bincount(part[places].astype(np.int64) - least, minlength=len(counts)).tolist() for places in marks
     )
@@ -323,13 +322,7 @@ def _lines(
 
 def _by_id(tokens: GapTokens) -> list[dict[str, Any]]:
     """The token ids that hold most of the gap."""
-    has_id = tokens.ids >= 0
-    ids, size = (tokens.ids, tokens.size) if has_id.all() else (tokens.ids[has_id], tokens.size[has_id])
-    if not len(ids):
-        return []
-    if int(ids.max()) > 4_000_000:  # no vocabulary is so large: a table of that length would be mostly empty
-        ids = np.minimum(ids, 4_000_000)
-    sums, counts = np.bincount(ids, weights=size), np.bincount(ids)
+    sums, counts = tokens.by_id(tokens.ids >= 0)
     whole = float(sums.sum()) or 1.0
     top = np.argsort(-sums, kind="stable")[:MAX_IDS]
     return [

@@ -13,6 +13,7 @@ from rollout_inspector.diagnose.gap.cause_case import (
     AGREE_MEAN, FINE, MIN_STEPS, MIN_TOKENS, CauseCase, counted_things, high_quantile, is_stationary, means_of
 )
 from rollout_inspector.diagnose.gap.cause_kinds import CAUSES
+from rollout_inspector.diagnose.gap.figures import BLOCK
 from rollout_inspector.diagnose.gap.tokens import BITS, CONFIDENT, GapTokens, values_at
 from rollout_inspector.streams.trajectory import Mask
 
@@ -477,9 +478,11 @@ def _slopes(case: CauseCase) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
 
 def _regression(x: NDArray[np.float32], y: NDArray[np.float32]) -> tuple[float, float]:
     """Slope of y over x, and r²."""
-    mean_x, mean_y = x.mean(dtype=np.float64), y.mean(dtype=np.float64)
-    dx, dy = x - mean_x, y - mean_y
-    xx, yy, xy = float(dx @ dx), float(dy @ dy), float(dx @ dy)
+    means = x.mean(dtype=np.float64), y.mean(dtype=np.float64)
+    xx = yy = xy = 0.0
+    for start in range(0, len(x), BLOCK):
+        dx, dy = (values[start : start + BLOCK] - mean for values, mean in zip((x, y), means, strict=True))
+        xx, yy, xy = xx + float(dx @ dx), yy + float(dy @ dy), xy + float(dx @ dy)
     return (xy / xx, xy * xy / (xx * yy)) if xx > 1e-9 and yy > 1e-9 else (0.0, 0.0)
 
 

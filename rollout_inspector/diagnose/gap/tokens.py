@@ -40,6 +40,7 @@ BITS = {"float32": 23, "fp32": 23, "float16": 10, "fp16": 10, "half": 10, "bfloa
 """Bits of the fraction of each precision: what an update must reach to change a weight."""
 CONFIDENT, CONFIDENT_DROP = math.log(0.5), 2.0
 """A confident disagreement: a probability of one half at least for the sampler, and 2 nats less for the trainer."""
+MOST_IDS = 4_000_000  # No vocabulary is so large: a table of that length would be mostly empty.
 VERSIONS = ("policy_version", "weight_version", "policy_versions", "version")
 """Keys in ``extra`` of a row or trajectory without steps that name the policy that sampled it."""
 
@@ -123,8 +124,7 @@ class GapTokens:
     @cached_property
     def starts(self) -> NDArray[np.int64]:
         """``[R + 1]``: where the tokens of each row begin, and the number of all."""
-        counts = np.bincount(self.row, minlength=len(self.rows))
-        return np.concatenate([[0], np.cumsum(counts)])
+        return np.searchsorted(self.row, np.arange(len(self.rows) + 1, dtype=self.row.dtype))
 
     @cached_property
     def step_of_row(self) -> NDArray[np.int64]:
@@ -159,6 +159,15 @@ class GapTokens:
             newest = np.maximum.accumulate(newest_of_step)[of]
         return np.where(self.version < 0, np.int32(-1), self.of_rows(newest) - self.version)
 
+    def by_id(self, where: Mask) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """The sum of the absolute d and the number of the tokens ``where`` for each token id from 0 on."""
+        use = where & (self.ids >= 0)
+        return self._of_ids if use.all() else _sums_of_ids(self.ids[use], self.size[use])
+
+    @cached_property
+    def _of_ids(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        return _sums_of_ids(self.ids, self.size)
+
     def of_rows(self, values: NDArray[Scalar]) -> NDArray[Scalar]:
         """The value ``[R]`` of its row for each token ``[N]``."""
         return np.repeat(values, np.diff(self.starts))
@@ -170,6 +179,11 @@ class GapTokens:
         if values.dtype == np.bool_:
             return np.add.reduceat(values.view(np.uint8), self.starts[:-1], dtype=np.int32).astype(np.float64)
         return np.add.reduceat(values, self.starts[:-1], dtype=np.float64)
+
+
+def _sums_of_ids(ids: Ids, sizes: Reals) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    places = np.minimum(ids, MOST_IDS).astype(np.int64)
+    return np.bincount(places, weights=sizes), np.bincount(places)
 
 
 def values_at(values: NDArray[Scalar], where: Mask) -> NDArray[Scalar]:
