@@ -48,7 +48,7 @@ class CauseCase:
         least. What is named counts in all steps."""
         self._step_units: dict[GapTokens, tuple[NDArray[np.int64], NDArray[np.float64]]] = {}
         """Tokens -> their training steps and the gap of each: several rules ask for them."""
-        self._row_sums: tuple[GapTokens, Mask, list[NDArray[np.float64]]] | None = None
+        self._row_sums: tuple[Mask, list[NDArray[np.float64]]] = self.scope, []
         self.causes: list[Cause] = []
         self.undecided: dict[str, str] = {}
 
@@ -65,7 +65,7 @@ class CauseCase:
         first = from_step if from_step is not None else (int(steps.min()) if len(steps) and steps.min() >= 0 else None)
         worst = int(np.argmax(tokens.size if where.all() else np.where(where, tokens.size, -1)))
         self.causes.append(Cause(cause, evidence, first, int(where.sum()), worst))
-        self.left = self.left & ~where  # a new array: what was computed for the one before is recognised by it
+        self.left = self.left & ~where  # a new array: by it what was computed for the one before is known to be old
 
     def mean(self, where: Mask) -> float:
         """The mean absolute d of tokens; 0 without tokens."""
@@ -73,11 +73,10 @@ class CauseCase:
 
     def row_sums(self) -> list[NDArray[np.float64]]:
         """Of the tokens of each row ``[R]`` that no cause explains: absolute d, uncertainty, number."""
-        tokens, mask = self.tokens, self.left
-        if self._row_sums is None or self._row_sums[0] is not tokens or self._row_sums[1] is not mask:
-            values = (tokens.size, tokens.uncertainty, mask)
-            self._row_sums = tokens, mask, [tokens.per_row(of_tokens, mask) for of_tokens in values]
-        return self._row_sums[2]
+        if self._row_sums[0] is not self.left:
+            values = (self.tokens.size, self.tokens.uncertainty, self.left)
+            self._row_sums = self.left, [self.tokens.per_row(of_tokens, self.left) for of_tokens in values]
+        return self._row_sums[1]
 
     def per_uncertainty(self, where: Mask) -> float:
         """The absolute d over the uncertainty of tokens, so that certain tokens compare with others."""
@@ -118,10 +117,8 @@ class CauseCase:
     def agrees(self) -> bool:
         """Whether what is left agrees to rounding."""
         size = values_at(self.tokens.size, self.left)
-        return not len(size) or (
-            float(size.mean(dtype=np.float64)) <= self.agree_mean
-            and high_quantile(size, 0.99) <= self.agree_tail
-        )
+        is_near = not len(size) or float(size.mean(dtype=np.float64)) <= self.agree_mean
+        return is_near and (not len(size) or high_quantile(size, 0.99) <= self.agree_tail)
 
 
 def high_quantile(sizes: NDArray[np.float32], share: float) -> float:

@@ -49,7 +49,7 @@ NEAR_START = 16  # Tokens at the start of a completion, where a leak of another 
 HEAVY_BEHIND, HEAVY_ID_FAR, HEAVY_ID_TOKENS = 0.15, 0.8, 6
 """Behind another cause heavy tokens hold this share of the differences. Of an id this share of its tokens is heavy, and
 so many are needed."""
-SURPRISES = (10 ** np.arange(-3.5, 1.2, 0.5)).astype(np.float32)  # Bounds of bins by the negative log-probability, in nats.
+SURPRISES = (10 ** np.arange(-3.5, 1.2, 0.5)).astype(np.float32)  # Bounds of bins by the surprise, in nats.
 CALM = 0.005  # The mean absolute d around heavy tokens counts as that of any token up to twice this.
 RETOKENIZED = "row_not_sampled"  # The kind of the finding that says that the ids of a row differ from what was sampled.
 
@@ -276,8 +276,7 @@ def _mixed_versions(case: CauseCase) -> None:
         case.name(
             "mixed_versions", old,
             f"{counted_things(int(mixed.sum()), 'row')} hold tokens of several policy versions. On tokens of an older "
-            f"version the mean "
-            f"difference is {mean:.3g}, on those of the newest {mean_new:.3g}.",
+            f"version the mean difference is {mean:.3g}, on those of the newest {mean_new:.3g}.",
         )
 
 
@@ -317,8 +316,7 @@ def _near_context_limit(case: CauseCase) -> None:
         case.name(
             "near_context_limit", near,
             f"On the last {window:,} tokens before offset {limit:,} ({reason}) the mean difference is {mean:.3g}, on "
-            f"all others "
-            f"{mean_elsewhere:.3g}.",
+            f"all others {mean_elsewhere:.3g}.",
         )
 
 
@@ -350,7 +348,8 @@ def _heavy_tokens(case: CauseCase) -> None:
 def _few_ids(case: CauseCase) -> None:
     """Few token ids hold most of the gap, in all steps alike."""
     tokens, unexplained = case.tokens, case.left
-    sums, counts = tokens.by_id(unexplained)
+    has_id = unexplained & (tokens.ids >= 0)
+    sums, counts = tokens.sums_of_ids if has_id.all() else tokens.by_id(has_id)
     if np.count_nonzero(counts) < 20:
         return
     top = np.argsort(sums)[::-1][:3]
@@ -364,8 +363,7 @@ def _few_ids(case: CauseCase) -> None:
     if mean >= HEAVY_ID_TIMES * mean_elsewhere and is_stationary(case, where, where):
         names = ", ".join(str(int(token_id)) for token_id in top)
         case.name(
-            "heavy_tokens",
-            where,
+            "heavy_tokens", where,
             f"The token {'id' if len(top) == 1 else 'ids'} {names} ({counts[top].sum() / n:.2%} of the tokens) hold "
             f"{sums[top].sum() / sums.sum():.0%} of the gap: {mean:.3g} on the mean, and {mean_elsewhere:.3g} on all "
             "others.",
@@ -381,12 +379,8 @@ def _few_places(case: CauseCase) -> None:
         return
     heavy = size >= max(HEAVY_PLACE, HEAVY_PLACE_TIMES * float(np.median(values_at(size, unexplained))))
     others = unexplained & ~heavy
-    if (
-        heavy.sum() < 3
-        or heavy.sum() > HEAVY_PLACES_TOKENS * n
-        or size[heavy].sum() < HEAVY_PLACES_GAP * size.sum()
-        or case.mean(others) > AGREE_MEAN
-    ):
+    is_share = 3 <= heavy.sum() <= HEAVY_PLACES_TOKENS * n and size[heavy].sum() >= HEAVY_PLACES_GAP * size.sum()
+    if not is_share or case.mean(others) > AGREE_MEAN:
         return
     rows = np.zeros(len(tokens.rows), np.bool_)
     rows[tokens.row[heavy]] = True
@@ -395,8 +389,7 @@ def _few_places(case: CauseCase) -> None:
     crowded = heavy_rows.max() > CROWDED * max(np.diff(tokens.starts)[rows].max(), 1) and heavy_rows.max() > 3
     if around <= 2 * max(case.mean(others), CALM) and not crowded and is_stationary(case, heavy):
         case.name(
-            "heavy_tokens",
-            heavy,
+            "heavy_tokens", heavy,
             f"{counted_things(int(heavy.sum()), 'token')} of {n:,} hold {size[heavy].sum() / size.sum():.0%} of the "
             f"gap, each with a difference of at least {size[heavy].min():.3g}; on all others the mean is "
             f"{case.mean(others):.3g}.",
@@ -427,7 +420,8 @@ def heavy_behind(case: CauseCase) -> None:
     is_far = (size >= HEAVY_PLACE) & (size >= HEAVY_PLACE_TIMES * spread)
     is_near = (size >= HEAVY_ID) & (size >= HEAVY_PLACE_TIMES * HEAVY_ID / HEAVY_PLACE * spread) & ~is_far
     # That all tokens of an id lie far off to one side is no chance, also where others spread.
-    ids, is_off = np.maximum(values_at(tokens.ids, looked)[order], 0), (size >= HEAVY_PLACE) & (size >= HEAVY_ID_TIMES / 2 * spread)
+    is_off = (size >= HEAVY_PLACE) & (size >= HEAVY_ID_TIMES / 2 * spread)
+    ids = np.maximum(values_at(tokens.ids, looked)[order], 0)
     n_off, n = np.abs(np.bincount(ids, weights=is_off * np.sign(off))), np.bincount(ids)
     heavy_ids = np.flatnonzero((n >= HEAVY_ID_TOKENS) & (n_off >= HEAVY_ID_FAR * n))
     of_ids = n_off[heavy_ids].sum()
@@ -449,8 +443,8 @@ def heavy_behind(case: CauseCase) -> None:
     case.name(
         "heavy_tokens", where,
         f"{counted_things(int(is_far.sum()), 'token')}, {what}, lie {HEAVY_PLACE} or more from others of the same "
-        f"probability, and hold {share:.0%} of what these differ by. Seen in the training "
-        "steps that agree best: another cause covers them elsewhere.",
+        f"probability, and hold {share:.0%} of what these differ by. Seen in the training steps that agree best: "
+        "another cause covers them elsewhere.",
     )
 
 

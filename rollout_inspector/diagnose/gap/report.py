@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -47,8 +47,8 @@ def causes_of(tokens: GapTokens) -> tuple[list[Cause], dict[str, str]]:
     names = {cause.cause for cause in case.causes}
     if hiding := [name for name in CAUSES if name in names & (OVER_ALL - {"unexplained"})]:
         for name in HIDDEN:
-            case.undecided.setdefault(name, f"“{CAUSES[hiding[0]].title}” moves all tokens and may hide it. Mend that "
-                                      "first.")
+            sentence = f"“{CAUSES[hiding[0]].title}” moves all tokens and may hide it. Mend that first."
+            case.undecided.setdefault(name, sentence)
     undecided = {
         name: " ".join(filter(None, (case.undecided[name], CAUSES[name].decides_now)))
         for name in CAUSES if name in case.undecided.keys() - names
@@ -68,14 +68,14 @@ def _states(case: CauseCase, rules: Sequence[Callable[[CauseCase], None]]) -> li
 def _also_in_quiet_steps(states: list[CauseCase]) -> CauseCase:
     """What the rules of places name where those of a scope look in all steps, and where nothing shows in those that
     agree best. ``states``: before each of the rules in all steps, and behind the last one."""
-    for n, rule in enumerate(PLACE_RULES):
+    quiet = (*((times, QUIET_STEPS) for times in QUIET_TIMES), (QUIET_TIMES[-1], 1))
+    for (n, rule), (times, nth) in product(enumerate(PLACE_RULES), quiet):
         view = states[n].copied()
         if rule not in OF_SCOPE or len(states[n + 1].causes) > len(view.causes):
             continue
-        for times, nth in (*((times, QUIET_STEPS) for times in QUIET_TIMES), (QUIET_TIMES[-1], 1)):
-            if len(states[n].causes) == len(view.causes) and not (scope := view.quiet(times, nth)).all():
-                view.scope = scope
-                rule(view)
+        view.scope = view.quiet(times, nth)
+        if not view.scope.all():
+            rule(view)
         if len(view.causes) > len(states[n].causes):
             view.scope = states[n].scope
             states[n + 1 :] = _states(view, PLACE_RULES[n + 1 :])
@@ -85,14 +85,13 @@ def _also_in_quiet_steps(states: list[CauseCase]) -> CauseCase:
 VERSION = 6  # Raise it when a report says other things than before: stored ones are then stale.
 MAX_WORST = 50  # Tokens that a report lists, those of the greatest absolute d.
 SCANNED = 1024  # Tokens of a stretch, of which the greatest absolute d alone is looked at first.
+Arrays = Sequence[NDArray[Any]]
 LONG = 8  # Tokens that stretches of one part have on the mean at least, where they are added up first.
 MAX_IDS = 20  # Token ids that a report lists, those that hold most of the gap.
 MAX_PARTS = 24  # Lines of a table.
 TAIL = float(np.log(2))  # Both tails of d: half of the sampler's probability at most, or twice as much.
 _EDGES = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096, 16384, 65536)
 """Where the lines of a table over positions begin."""
-
-
 SAMPLED, KEPT, DECODE, ENGINES, WEIGHTS, BOTH, TRAINER = PARTS = (
     "rest", "kept set", "decode against prefill", "engine against engine", "weights (version)", "engine and weights",
     "trainer",
@@ -211,8 +210,7 @@ def _measures(tokens: GapTokens, figures: GapFigures) -> dict[str, float | None]
     effective sample size as a share (Kish 1965). ``k1``, ``k2``, ``k3``: estimates of the divergence (Schulman 2020).
     """
     n = figures.tokens
-    factors = np.minimum(tokens.size, 20.0)
-    np.exp(factors, out=factors)
+    factors = np.exp(np.minimum(tokens.size, 20.0))
     return {
         "bitwise_equal": float(np.mean(tokens.sampler == tokens.trainer)) if n else None,
         "token_multiplicative_error": float(factors.mean(dtype=np.float64)) if n else None,
@@ -223,12 +221,13 @@ def _measures(tokens: GapTokens, figures: GapFigures) -> dict[str, float | None]
 
 def _worst(tokens: GapTokens, of: Mask | None = None) -> NDArray[np.int64]:
     """The places of the greatest absolute d, greatest first. ``of`` ``[N]``: among these tokens alone."""
-    size = tokens.size if of is None else tokens.size * of
-    if len(size) > MAX_WORST * SCANNED:  # as many stretches hold a token of this size at least
-        least = np.partition(np.maximum.reduceat(size, np.arange(0, len(size), SCANNED)), -MAX_WORST)[-MAX_WORST]
-        of = (size >= least) if of is None else of & (size >= least)
+    if of is None and len(tokens) > MAX_WORST * SCANNED:  # as many stretches hold a token of the least size that counts
+        highest = np.maximum.reduceat(tokens.size, np.arange(0, len(tokens), SCANNED))
+        of = tokens.size >= np.partition(highest, -MAX_WORST)[-MAX_WORST]
     places = np.arange(len(tokens)) if of is None else np.flatnonzero(of)
-    return places[np.lexsort((places, -size[places]))][:MAX_WORST]
+    size, n = tokens.size[places], min(MAX_WORST, len(places))
+    top = np.argpartition(size, len(size) - n)[len(size) - n :] if n else places
+    return places[top[np.lexsort((top, -size[top]))]]
 
 
 def _token(tokens: GapTokens, place: int) -> dict[str, Any]:
@@ -244,8 +243,9 @@ def _parts(tokens: GapTokens) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """The gap by each axis that is known: name of the axis, lines."""
     if not len(tokens):
         return
-    marks = [np.flatnonzero(where) for where in (tokens.confident, tokens.d <= -TAIL, tokens.d >= TAIL)]
-    lines = partial(_lines, [values.astype(np.float64) for values in (tokens.size, tokens.d)], marks)
+    columns = [values.astype(np.float64) for values in (tokens.size, tokens.d)]
+    places = [np.flatnonzero(where) for where in (tokens.confident, tokens.d <= -TAIL, tokens.d >= TAIL)]
+    lines = partial(_lines, columns, places)
     if tokens.kind is not None:
         yield "token class", lines(tokens.kind, lambda one: TokenClass(one).label)
     yield "position in the completion", lines(_bins(tokens.position), _between)
@@ -264,10 +264,8 @@ def _parts(tokens: GapTokens) -> Iterator[tuple[str, list[dict[str, Any]]]]:
         worker = np.minimum(tokens.worker, MAX_PARTS - 1)
         yield "worker", lines(worker, lambda one: workers[one] or "not recorded")
     if any(row.packed is not None for row in tokens.rows):
-        packed = tokens.of_rows(
-            np.array([-1 if row.packed is None else min(row.packed, MAX_PARTS) for row in tokens.rows])
-        )
-        yield "place in the pack", lines(packed, lambda one: str(one) if one >= 0 else "not recorded")
+        packed = np.array([-1 if row.packed is None else min(row.packed, MAX_PARTS) for row in tokens.rows])
+        yield "place in the pack", lines(tokens.of_rows(packed), lambda one: str(one) if one >= 0 else "not recorded")
     if len(tokens.versions) > 1:
         lag = np.minimum(tokens.lag, MAX_PARTS)
         yield "policy lag", lines(lag, lambda one: "not recorded" if one < 0 else _updates(one))
@@ -283,7 +281,8 @@ def _updates(lag: int) -> str:
 def _bins(values: NDArray[Any]) -> NDArray[np.uint8]:
     """Index of the stretch of :data:`_EDGES` that each value lies in."""
     table = np.searchsorted(_EDGES, np.arange(_EDGES[-1] + 1), side="right") - 1
-    return table.astype(np.uint8)[np.minimum(values, _EDGES[-1])]
+    bins: NDArray[np.uint8] = table.astype(np.uint8)[np.minimum(values, _EDGES[-1])]
+    return bins
 
 
 def _between(part: int) -> str:
@@ -294,21 +293,16 @@ def _between(part: int) -> str:
     return f"{first:,}" if first == last else f"{first:,} to {last:,}"
 
 
-def _lines(
-    values: Sequence[NDArray[np.float64]], marks: Sequence[NDArray[np.int64]], part: NDArray[Any],
-    name: Callable[[int], str],
-) -> list[dict[str, Any]]:
-    """``values``: the absolute d, and d. ``marks``: the places of confident disagreements and of both tails."""
-    starts, n = np.flatnonzero(np.r_[True, part[1:] != part[:-1]]), None
-    least, shifted = int(part.min()), part
+def _lines(columns: Arrays, places: Arrays, part: NDArray[Any], name: Callable[[int], str]) -> list[dict[str, Any]]:
+    """``columns``: the absolute d, and d. ``places``: of confident disagreements and of both tails."""
+    starts, n, least = np.flatnonzero(np.r_[True, part[1:] != part[:-1]]), None, int(part.min())
+    marks = [part[where].astype(np.int64) - least for where in places]
     if LONG * len(starts) < len(part):  # stretches of one part are added up first
-        values, shifted = [np.add.reduceat(column, starts) for column in values], part[starts]
-        n = np.diff(starts, append=len(part))
-    shifted = shifted.astype(np.int64) - least
-    counts, sizes, sums = (np.bincount(shifted, weights=weights) for weights in (n, *values))
-    confident, low, high = (
-        np.bincount(part[places].astype(np.int64) - least, minlength=len(counts)).tolist() for places in marks
-    )
+        columns, n = [np.add.reduceat(column, starts) for column in columns], np.diff(starts, append=len(part))
+        part = part[starts]
+    shifted = part.astype(np.int64) - least
+    counts, sizes, sums = (np.bincount(shifted, weights=weights) for weights in (n, *columns))
+    confident, low, high = (np.bincount(mark, minlength=len(counts)).tolist() for mark in marks)
     whole = float(sizes.sum()) or 1.0
     return [
         {
@@ -322,7 +316,7 @@ def _lines(
 
 def _by_id(tokens: GapTokens) -> list[dict[str, Any]]:
     """The token ids that hold most of the gap."""
-    sums, counts = tokens.by_id(tokens.ids >= 0)
+    sums, counts = tokens.sums_of_ids
     whole = float(sums.sum()) or 1.0
     top = np.argsort(-sums, kind="stable")[:MAX_IDS]
     return [

@@ -89,9 +89,7 @@ def _temperature(case: CauseCase) -> None:
         likely.sum() >= MIN_TOKENS and abs(total) >= SHARPER * size and total * slope > 0
         and (np.sign(d[~likely]) * np.expm1(np.abs(d[~likely]))).sum() * total < 0
     )
-    if fit < least * (SHARPER_FIT if is_sharper else LINE_FIT) or abs(slope) < least * (
-        SHARPER_SLOPE if is_sharper else LINE_SLOPE
-    ):
+    if not is_sharper and (fit < least * LINE_FIT or abs(slope) < least * LINE_SLOPE):
         return
     slopes, spreads = _slopes(case)
     third = max(len(slopes) // 3, 1)
@@ -123,8 +121,7 @@ def _temperature(case: CauseCase) -> None:
 def _off_whole(d: NDArray[np.float64]) -> float:
     """Standard errors by which the mean of ``exp(d)`` differs from 1: where the tokens of a whole distribution were
     drawn from another one, it is 1 up to chance."""
-    ratio = np.minimum(d, 20.0)
-    np.exp(ratio, out=ratio)
+    ratio = np.exp(np.minimum(d, 20.0))
     return abs(float(ratio.mean()) - 1) / (float(ratio.std()) / math.sqrt(len(d)) + AGREE_MEAN / CHANCE / 10)
 
 
@@ -224,10 +221,8 @@ def _over_updates(case: CauseCase) -> None:
         tail = HEAVY, case.causes[-1].from_step
         case.causes = [cause for cause in case.causes if (cause.cause, cause.from_step) != tail]
     elif len(trend.steps) < MIN_STEPS:
-        sentence = (
-            f"There {'is' if len(trend.steps) == 1 else 'are'} {counted_things(len(trend.steps), 'step')}, and a trend "
-            f"needs {MIN_STEPS}."
-        )
+        n_steps = counted_things(len(trend.steps), "step")
+        sentence = f"There {'is' if len(trend.steps) == 1 else 'are'} {n_steps}, and a trend needs {MIN_STEPS}."
         case.undecided.update(weights_not_delivered=sentence, weights_rounded_away=sentence)
     if not why:
         case.undecided.setdefault(
@@ -361,9 +356,9 @@ def _other_inputs(case: CauseCase) -> None:
     case.name(
         "other_inputs", where,
         f"In {counted_things(int(is_other.sum()), 'row')} of {n_rows:,} the trainer gives "
-        f"{int(wrong[is_other].sum()):,} tokens 2 nats less that the sampler found likely, and the mean "
-        f"difference is {case.mean(where):.3g}. In all others it is "
-        f"{case.mean(agreeing):.3g}: the weights are the same, the tokens before are not.",
+        f"{int(wrong[is_other].sum()):,} tokens 2 nats less that the sampler found likely, and the mean difference is "
+        f"{case.mean(where):.3g}. In all others it is {case.mean(agreeing):.3g}: the weights are the same, the tokens "
+        "before are not.",
     )
 
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,6 @@ from rollout_inspector.streams.trajectory import Ids, Mask, Row, Step, Trajector
 
 Ints = NDArray[np.int32]
 Reals = NDArray[np.float32]
-Scalar = TypeVar("Scalar", bound=np.generic)
 CUT = "length"  # The reason of a completion that was cut by its length.
 ROUTING = "routing"
 """The key in ``extra`` of a row or trajectory with the summary of its routing array: ``repeats``, ``zero_layers``."""
@@ -40,7 +39,6 @@ BITS = {"float32": 23, "fp32": 23, "float16": 10, "fp16": 10, "half": 10, "bfloa
 """Bits of the fraction of each precision: what an update must reach to change a weight."""
 CONFIDENT, CONFIDENT_DROP = math.log(0.5), 2.0
 """A confident disagreement: a probability of one half at least for the sampler, and 2 nats less for the trainer."""
-MOST_IDS = 4_000_000  # No vocabulary is so large: a table of that length would be mostly empty.
 VERSIONS = ("policy_version", "weight_version", "policy_versions", "version")
 """Keys in ``extra`` of a row or trajectory without steps that name the policy that sampled it."""
 
@@ -111,9 +109,7 @@ class GapTokens:
     @cached_property
     def uncertainty(self) -> Reals:
         """``[N]``: 1 - probability, by the mean of both log-probabilities. The noise of kernels grows with it."""
-        values: Reals = self.sampler + self.trainer
-        values /= 2
-        np.negative(np.expm1(values, out=values), out=values)
+        values: Reals = -np.expm1((self.sampler + self.trainer) / 2)
         return np.maximum(values, 0, out=values)
 
     @cached_property
@@ -159,16 +155,17 @@ class GapTokens:
             newest = np.maximum.accumulate(newest_of_step)[of]
         return np.where(self.version < 0, np.int32(-1), self.of_rows(newest) - self.version)
 
-    def by_id(self, where: Mask) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """The sum of the absolute d and the number of the tokens ``where`` for each token id from 0 on."""
-        use = where & (self.ids >= 0)
-        return self._of_ids if use.all() else _sums_of_ids(self.ids[use], self.size[use])
-
     @cached_property
-    def _of_ids(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        return _sums_of_ids(self.ids, self.size)
+    def sums_of_ids(self) -> list[NDArray[Any]]:
+        """The sum of the absolute d of each token id from 0 on, and its tokens."""
+        return self.by_id(self.ids >= 0)
 
-    def of_rows(self, values: NDArray[Scalar]) -> NDArray[Scalar]:
+    def by_id(self, where: Mask) -> list[NDArray[Any]]:
+        """The same of the tokens ``where``, which have ids. No vocabulary has more than 4 million."""
+        ids = np.minimum(values_at(self.ids, where), 4_000_000).astype(np.int64)
+        return [np.bincount(ids, weights=values_at(self.size, where)), np.bincount(ids)]
+
+    def of_rows(self, values: NDArray[Any]) -> NDArray[Any]:
         """The value ``[R]`` of its row for each token ``[N]``."""
         return np.repeat(values, np.diff(self.starts))
 
@@ -181,12 +178,7 @@ class GapTokens:
         return np.add.reduceat(values, self.starts[:-1], dtype=np.float64)
 
 
-def _sums_of_ids(ids: Ids, sizes: Reals) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    places = np.minimum(ids, MOST_IDS).astype(np.int64)
-    return np.bincount(places, weights=sizes), np.bincount(places)
-
-
-def values_at(values: NDArray[Scalar], where: Mask) -> NDArray[Scalar]:
+def values_at(values: NDArray[Any], where: Mask) -> NDArray[Any]:
     """The values of some tokens, without a copy where these are all."""
     return values if where.all() else values[where]
 
