@@ -71,8 +71,7 @@ class GapFigures:
             return added(cls.of(d[start : start + BLOCK]) for start in range(0, len(d), BLOCK))
         d = d.astype(np.float64)
         size = np.abs(d)
-        with np.errstate(divide="ignore"):
-            bucket = np.floor(np.log2(np.maximum(size, LEAST) / LEAST) * PER_OCTAVE).astype(np.int64) + 1
+        bucket = np.floor(np.log2(np.maximum(size, LEAST) / LEAST) * PER_OCTAVE).astype(np.int64) + 1
         signed = np.where(size < LEAST, 0, np.where(d < 0, -bucket, bucket))
         least = int(signed.min())
         counts = np.bincount(signed - least)  # a hundred buckets or so, and no sort

@@ -37,6 +37,7 @@ NEAR_TIMES, NEAR_TIMES_GUESSED, NEAR_TIMES_ROW = 4, 6, 3
 """The mean there over that of all others: where the limit is known, where it is guessed, and within the same rows."""
 FIRST_TIMES, FIRST_WIDE = 8, 0.5
 """The mean of first tokens over that of all others, and the share of them that disagree."""
+HEAVY = "heavy_tokens"
 HEAVY_ID, HEAVY_ID_TIMES = 0.2, 8  # The mean absolute d of a heavy id, and of all heavy ids over all others.
 HEAVY_IDS_GAP, HEAVY_IDS_TOKENS = 0.5, 0.1
 """Heavy ids hold this share of the gap at least, and this share of the tokens at most."""
@@ -61,9 +62,8 @@ def _row_retokenized(case: CauseCase) -> None:
         if not any(row.has_calls for row in tokens.rows):
             case.undecided["row_retokenized"] = "No row has engine calls, so nothing says which ids were sampled."
         return
-    n = np.maximum(np.diff(tokens.starts), 1)
-    mean_elsewhere = case.mean(case.in_rows(~is_retokenized))
-    wrong = is_retokenized & (tokens.per_row(tokens.size) / n >= 2 * max(AGREE_MEAN, mean_elsewhere))
+    least = 2 * max(AGREE_MEAN, case.mean(case.in_rows(~is_retokenized)))
+    wrong = is_retokenized & (tokens.per_row(tokens.size) >= least * np.diff(tokens.starts))
     where = case.in_rows(wrong)
     if where.any():
         case.name(
@@ -76,9 +76,8 @@ def _row_retokenized(case: CauseCase) -> None:
 
 def _placeholder(case: CauseCase) -> None:
     tokens = case.tokens
-    for side, values, other in (
-        ("sampler", tokens.sampler, tokens.trainer), ("trainer", tokens.trainer, tokens.sampler)
-    ):
+    columns = ("sampler", tokens.sampler, tokens.trainer), ("trainer", tokens.trainer, tokens.sampler)
+    for side, values, other in columns:
         places = np.flatnonzero(case.left & (values == 0))
         if not len(places):
             continue
@@ -92,9 +91,7 @@ def _placeholder(case: CauseCase) -> None:
         wrong = (n >= MIN_ZEROS) & (least <= -IMPROBABLE)
         wrong &= n_equal - least <= -np.maximum(IMPROBABLE_REST, IMPROBABLE_EACH * n)
         if n_equal[wrong].sum() <= -IMPROBABLE_RUN:
-            in_rows = np.zeros(len(tokens.rows), np.bool_)
-            in_rows[rows[wrong]] = True
-            wrong |= (n_equal <= -UNLIKELY - UNLIKELY_EACH * n) & ((n >= MIN_ZEROS) | in_rows[rows])
+            wrong |= (n_equal <= -UNLIKELY - UNLIKELY_EACH * n) & ((n >= MIN_ZEROS) | np.isin(rows, rows[wrong]))
             where = np.zeros(len(tokens), np.bool_)
             where[places[np.repeat(wrong, n)]] = True
             case.name(
@@ -187,9 +184,8 @@ def _routing_repeated(case: CauseCase) -> None:
     repeated = is_recorded & (share >= (REPEATS_MUCH if least >= REPEATS_MUCH else max(REPEATS, 2 * least)))
     where, others = case.in_rows(repeated), case.in_rows(~repeated)
     if not repeated.any() and least >= REPEATS and not case.agrees():
-        case.undecided["routing_repeated"] = (
-            "All rows repeat about as much of their routing: none shows the gap without."
-        )
+        sentence = "All rows repeat about as much of their routing: none shows the gap without."
+        case.undecided["routing_repeated"] = sentence
     mean, mean_elsewhere = case.mean(where), case.mean(others)
     if not where.any() or not case.is_apart(where & case.scope, others & case.scope):
         return
@@ -206,15 +202,11 @@ def _one_worker(case: CauseCase) -> None:
     tokens = case.tokens
     names = [name for name in tokens.workers if name]
     if len(names) < 2:
-        case.undecided["one_worker"] = (
-            "No row names the worker that sampled it." if not names else "All rows come from one worker."
-        )
+        sentence = "All rows come from one worker." if names else "No row names the worker that sampled it."
+        case.undecided["one_worker"] = sentence
         return
-    has_worker = case.left & (tokens.worker >= len(tokens.workers) - len(names))
-    counts, sizes, doubts = (
-        np.bincount(tokens.worker[has_worker], weights=weights[has_worker], minlength=len(tokens.workers))
-        for weights in (np.ones(len(tokens)), tokens.size, tokens.uncertainty)
-    )
+    has_worker = tokens.worker >= len(tokens.workers) - len(names)
+    sizes, doubts, counts = (np.bincount(tokens.worker, weights=has_worker * sums) for sums in case.row_sums())
     enough = np.flatnonzero(counts >= MIN_TOKENS)
     units = sizes[enough] / np.maximum(doubts[enough], 1e-9)
     order = np.argsort(-units)
@@ -224,8 +216,8 @@ def _one_worker(case: CauseCase) -> None:
     if not steps or max(steps) < WORKER_TIMES:
         return
     bad = enough[order[: int(np.argmax(steps)) + 1]]
-    where = has_worker & np.isin(tokens.worker, bad)
-    others = has_worker & ~where
+    is_bad = np.isin(tokens.worker, bad)
+    where, others = case.in_rows(is_bad), case.in_rows(has_worker & ~is_bad)
     if not case.is_apart(where, others, WORKER_TIMES):
         return
     listed = ", ".join(tokens.workers[int(place)] for place in bad[:4])
@@ -284,11 +276,8 @@ def _near_context_limit(case: CauseCase) -> None:
     tokens = case.tokens
     lengths = np.array([row.length for row in tokens.rows])
     cut = np.array([bool(row.is_cut) for row in tokens.rows], np.bool_)
-    longest = int(lengths.max())
-    if cut.any():
-        limit, is_known = int(lengths[cut].max()), True
-    else:
-        limit, is_known = longest, int((lengths == longest).sum()) >= 2
+    limit = int(lengths[cut].max() if cut.any() else lengths.max())
+    is_known = bool(cut.any()) or int((lengths == limit).sum()) >= 2
     if limit < 64:
         return
     best: tuple[Mask, float, float, int] | None = None
@@ -339,12 +328,6 @@ def _first_token(case: CauseCase) -> None:
             return
 
 
-def _heavy_tokens(case: CauseCase) -> None:
-    _few_ids(case)
-    if not any(cause.cause == "heavy_tokens" for cause in case.causes):
-        _few_places(case)
-
-
 def _few_ids(case: CauseCase) -> None:
     """Few token ids hold most of the gap, in all steps alike."""
     tokens, unexplained = case.tokens, case.left
@@ -363,7 +346,7 @@ def _few_ids(case: CauseCase) -> None:
     if mean >= HEAVY_ID_TIMES * mean_elsewhere and is_stationary(case, where, where):
         names = ", ".join(str(int(token_id)) for token_id in top)
         case.name(
-            "heavy_tokens", where,
+            HEAVY, where,
             f"The token {'id' if len(top) == 1 else 'ids'} {names} ({counts[top].sum() / n:.2%} of the tokens) hold "
             f"{sums[top].sum() / sums.sum():.0%} of the gap: {mean:.3g} on the mean, and {mean_elsewhere:.3g} on all "
             "others.",
@@ -375,21 +358,20 @@ def _few_places(case: CauseCase) -> None:
     tokens, unexplained = case.tokens, case.left
     n = int(unexplained.sum())
     size = tokens.size if n == len(tokens) else np.where(unexplained, tokens.size, 0)
-    if n < 500 or np.count_nonzero(size >= HEAVY_PLACE) < 3:
+    if n < 500 or np.count_nonzero(size >= HEAVY_PLACE) < 3 or any(cause.cause == HEAVY for cause in case.causes):
         return
     heavy = size >= max(HEAVY_PLACE, HEAVY_PLACE_TIMES * float(np.median(values_at(size, unexplained))))
     others = unexplained & ~heavy
     is_share = 3 <= heavy.sum() <= HEAVY_PLACES_TOKENS * n and size[heavy].sum() >= HEAVY_PLACES_GAP * size.sum()
     if not is_share or case.mean(others) > AGREE_MEAN:
         return
-    rows = np.zeros(len(tokens.rows), np.bool_)
-    rows[tokens.row[heavy]] = True
-    heavy_rows = tokens.per_row(heavy.astype(np.float32))[rows]
+    n_heavy = tokens.per_row(heavy)
+    rows = n_heavy > 0
     around = case.mean(others & tokens.of_rows(rows))
-    crowded = heavy_rows.max() > CROWDED * max(np.diff(tokens.starts)[rows].max(), 1) and heavy_rows.max() > 3
+    crowded = n_heavy.max() > max(CROWDED * np.diff(tokens.starts)[rows].max(), 3)
     if around <= 2 * max(case.mean(others), CALM) and not crowded and is_stationary(case, heavy):
         case.name(
-            "heavy_tokens", heavy,
+            HEAVY, heavy,
             f"{counted_things(int(heavy.sum()), 'token')} of {n:,} hold {size[heavy].sum() / size.sum():.0%} of the "
             f"gap, each with a difference of at least {size[heavy].min():.3g}; on all others the mean is "
             f"{case.mean(others):.3g}.",
@@ -401,12 +383,10 @@ def heavy_behind(case: CauseCase) -> None:
     Looks in the steps that agree best. Tokens are compared with others of the same surprise to the side that finds them
     likelier, because a temperature moves these alike."""
     tokens, looked = case.tokens, case.left & case.quiet()
-    if looked.sum() < 500 or any(cause.cause == "heavy_tokens" for cause in case.causes):
+    if looked.sum() < 500 or any(cause.cause == HEAVY for cause in case.causes):
         return
     logprobs = values_at(np.maximum(tokens.sampler, tokens.trainer), looked)
-    bins = np.zeros(len(logprobs), np.uint8)
-    for bound in SURPRISES:
-        bins += logprobs < -bound
+    bins = sum((logprobs < -bound for bound in SURPRISES), np.zeros(len(logprobs), np.uint8))
     order, n_of_bin = np.argsort(bins, kind="stable"), np.bincount(bins)
     off = values_at(tokens.d, looked)[order]
     parts = [part for part in np.split(off, np.cumsum(n_of_bin)[:-1]) if len(part)]
@@ -441,7 +421,7 @@ def heavy_behind(case: CauseCase) -> None:
     else:
         return
     case.name(
-        "heavy_tokens", where,
+        HEAVY, where,
         f"{counted_things(int(is_far.sum()), 'token')}, {what}, lie {HEAVY_PLACE} or more from others of the same "
         f"probability, and hold {share:.0%} of what these differ by. Seen in the training steps that agree best: "
         "another cause covers them elsewhere.",
@@ -450,7 +430,7 @@ def heavy_behind(case: CauseCase) -> None:
 
 PLACE_RULES: tuple[Callable[[CauseCase], None], ...] = (
     _row_retokenized, _placeholder, _columns_shifted, _routing_repeated, _one_worker, _packing_leak, _mixed_versions,
-    _near_context_limit, _first_token, _heavy_tokens,
+    _near_context_limit, _first_token, _few_ids, _few_places,
 )
 """In the order in which they look; what one explains, the next does not see."""
 OF_SCOPE = (_routing_repeated, _near_context_limit)  # Those that decide by :attr:`CauseCase.scope`.

@@ -43,7 +43,6 @@ def causes_of(tokens: GapTokens) -> tuple[list[Cause], dict[str, str]]:
             names, more = ({cause.cause for cause in view.causes} for view in (case, behind))
             if more > names - {"unexplained"} and "unexplained" not in more:
                 case = behind
-    order = {name: n for n, name in enumerate(CAUSES)}
     names = {cause.cause for cause in case.causes}
     if hiding := [name for name in CAUSES if name in names & (OVER_ALL - {"unexplained"})]:
         for name in HIDDEN:
@@ -53,7 +52,7 @@ def causes_of(tokens: GapTokens) -> tuple[list[Cause], dict[str, str]]:
         name: " ".join(filter(None, (case.undecided[name], CAUSES[name].decides_now)))
         for name in CAUSES if name in case.undecided.keys() - names
     }
-    return sorted(case.causes, key=lambda cause: order[cause.cause]), undecided
+    return sorted(case.causes, key=lambda cause: list(CAUSES).index(cause.cause)), undecided
 
 
 def _states(case: CauseCase, rules: Sequence[Callable[[CauseCase], None]]) -> list[CauseCase]:
@@ -69,14 +68,13 @@ def _also_in_quiet_steps(states: list[CauseCase]) -> CauseCase:
     """What the rules of places name where those of a scope look in all steps, and where nothing shows in those that
     agree best. ``states``: before each of the rules in all steps, and behind the last one."""
     quiet = (*((times, QUIET_STEPS) for times in QUIET_TIMES), (QUIET_TIMES[-1], 1))
-    for (n, rule), (times, nth) in product(enumerate(PLACE_RULES), quiet):
-        view = states[n].copied()
-        if rule not in OF_SCOPE or len(states[n + 1].causes) > len(view.causes):
-            continue
+    for rule, (times, nth) in product(OF_SCOPE, quiet):
+        n = PLACE_RULES.index(rule)
+        view, n_causes = states[n].copied(), len(states[n].causes)
         view.scope = view.quiet(times, nth)
-        if not view.scope.all():
+        if len(states[n + 1].causes) == n_causes and not view.scope.all():
             rule(view)
-        if len(view.causes) > len(states[n].causes):
+        if len(view.causes) > n_causes:
             view.scope = states[n].scope
             states[n + 1 :] = _states(view, PLACE_RULES[n + 1 :])
     return states[-1].copied()
@@ -85,7 +83,6 @@ def _also_in_quiet_steps(states: list[CauseCase]) -> CauseCase:
 VERSION = 6  # Raise it when a report says other things than before: stored ones are then stale.
 MAX_WORST = 50  # Tokens that a report lists, those of the greatest absolute d.
 SCANNED = 1024  # Tokens of a stretch, of which the greatest absolute d alone is looked at first.
-Arrays = Sequence[NDArray[Any]]
 LONG = 8  # Tokens that stretches of one part have on the mean at least, where they are added up first.
 MAX_IDS = 20  # Token ids that a report lists, those that hold most of the gap.
 MAX_PARTS = 24  # Lines of a table.
@@ -163,8 +160,8 @@ def gap_report(tokens: GapTokens, replays: Sequence[EnginePass] = (), teacher: b
     ``exp(d)``; None without compared tokens. A ``parts`` table has a line for each part: name, tokens, mean absolute d,
     mean of d, share of the gap, confident disagreements, and the tokens of both tails. ``measures`` are what recipes
     accept a run by, see :func:`_measures`. ``confident`` lists the worst confident disagreements, and
-    ``confident_tokens`` counts all of them. ``decidable_now``: cause -> whether
-    the rows of one training step decide it.
+    ``confident_tokens`` counts all of them. ``decidable_now``: cause -> whether the
+    rows of one training step decide it.
 
     ``teacher``: the trainer's column is a teacher's. The causes are then faults of such a column, and the value of that
     name has the fields of :class:`~rollout_inspector.diagnose.gap.teacher.TeacherFigures`; else it is None.
@@ -243,14 +240,13 @@ def _parts(tokens: GapTokens) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """The gap by each axis that is known: name of the axis, lines."""
     if not len(tokens):
         return
-    columns = [values.astype(np.float64) for values in (tokens.size, tokens.d)]
-    places = [np.flatnonzero(where) for where in (tokens.confident, tokens.d <= -TAIL, tokens.d >= TAIL)]
-    lines = partial(_lines, columns, places)
+    columns: list[NDArray[Any]] = [values.astype(np.float64) for values in (tokens.size, tokens.d)]
+    columns += [np.flatnonzero(where) for where in (tokens.confident, tokens.d <= -TAIL, tokens.d >= TAIL)]
+    lines = partial(_lines, columns)
     if tokens.kind is not None:
         yield "token class", lines(tokens.kind, lambda one: TokenClass(one).label)
     yield "position in the completion", lines(_bins(tokens.position), _between)
-    lengths = np.array([row.length for row in tokens.rows], np.int32)
-    from_end = int(lengths.max()) - 1 - tokens.offset
+    from_end = max(row.length for row in tokens.rows) - 1 - tokens.offset
     yield "tokens before the longest row's end", lines(_bins(from_end), _between)
     yield "turn", lines(np.minimum(tokens.turn, MAX_PARTS - 1), lambda one: f"turn {one}")
     after = ((tokens.position == 0) & (tokens.turn > 0)).view(np.uint8)
@@ -261,7 +257,7 @@ def _parts(tokens: GapTokens) -> Iterator[tuple[str, list[dict[str, Any]]]]:
         titles = ("no cached prefix", "cached prefix", "not recorded")
         yield "prefix cache", lines(tokens.of_rows(cached), lambda one: titles[one])
     if len(workers := tokens.workers) > 1:
-        worker = np.minimum(tokens.worker, MAX_PARTS - 1)
+        worker = tokens.of_rows(np.minimum(tokens.worker, MAX_PARTS - 1))
         yield "worker", lines(worker, lambda one: workers[one] or "not recorded")
     if any(row.packed is not None for row in tokens.rows):
         packed = np.array([-1 if row.packed is None else min(row.packed, MAX_PARTS) for row in tokens.rows])
@@ -293,10 +289,10 @@ def _between(part: int) -> str:
     return f"{first:,}" if first == last else f"{first:,} to {last:,}"
 
 
-def _lines(columns: Arrays, places: Arrays, part: NDArray[Any], name: Callable[[int], str]) -> list[dict[str, Any]]:
-    """``columns``: the absolute d, and d. ``places``: of confident disagreements and of both tails."""
+def _lines(columns: Sequence[NDArray[Any]], part: NDArray[Any], name: Callable[[int], str]) -> list[dict[str, Any]]:
+    """``columns``: the absolute d, and d; then the places of confident disagreements and of both tails."""
     starts, n, least = np.flatnonzero(np.r_[True, part[1:] != part[:-1]]), None, int(part.min())
-    marks = [part[where].astype(np.int64) - least for where in places]
+    columns, marks = columns[:2], [part[places].astype(np.int64) - least for places in columns[2:]]
     if LONG * len(starts) < len(part):  # stretches of one part are added up first
         columns, n = [np.add.reduceat(column, starts) for column in columns], np.diff(starts, append=len(part))
         part = part[starts]

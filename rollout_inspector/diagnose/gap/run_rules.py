@@ -14,13 +14,13 @@ from rollout_inspector.diagnose.gap.cause_case import (
 )
 from rollout_inspector.diagnose.gap.cause_kinds import CAUSES
 from rollout_inspector.diagnose.gap.figures import BLOCK
+from rollout_inspector.diagnose.gap.place_rules import HEAVY
 from rollout_inspector.diagnose.gap.tokens import BITS, CONFIDENT, GapTokens, values_at
 from rollout_inspector.streams.trajectory import Mask
 
 _CLEAR = 3.0  # One mean is clearly above another: by this factor.
 OF_UPDATES = ("stale_cache", "weights_not_delivered", "weights_rounded_away")
 """Causes that begin with an update of the weights."""
-HEAVY = "heavy_tokens"
 MANY_STEPS = 8  # Steps from which on a slow trend is trusted.
 FEW_TOKENS = 200  # Where steps have fewer tokens, some steps are read together.
 # Thresholds; of d and of log-probabilities in nats. They were mended on the causes that tests.measure.gap_causes plants
@@ -397,12 +397,11 @@ def _unexplained(case: CauseCase) -> None:
 
 def _is_noise(case: CauseCase) -> bool:
     """Whether what is left is as kernels of low precision make it: small, to both sides, alike in all rows."""
-    tokens = case.tokens
     if case.left.sum() < 4 * MIN_TOKENS or case.mean(case.left) > QUIET_MEAN or not is_stationary(case, case.left):
         return False
     if case.per_uncertainty(case.left) > QUIET_UNIT:
         return False
-    d = values_at(tokens.d, case.left).astype(np.float64)
+    tokens, d = case.tokens, values_at(case.tokens.d, case.left).astype(np.float64)
     likely = np.maximum(tokens.sampler, tokens.trainer)[case.left] >= math.log(0.5)
     for part in (d[likely], d[~likely]):
         if len(part) > MIN_TOKENS and abs(part.mean()) > max(
@@ -417,8 +416,7 @@ def _is_noise(case: CauseCase) -> bool:
 
 
 def _updates_of(tokens: GapTokens) -> NDArray[np.int64] | None:
-    """By row the number of updates before it ``[R]``: its training step, or its newest version. None = neither is "
-    "known."""
+    """By row ``[R]`` the updates before it: its training step, or its newest version. None = neither is recorded."""
     steps = tokens.step_of_row
     if len(steps) and steps.min() >= 0 and steps.max() > steps.min():
         return steps

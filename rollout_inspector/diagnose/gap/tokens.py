@@ -134,9 +134,9 @@ class GapTokens:
 
     @cached_property
     def worker(self) -> NDArray[np.int64]:
-        """``[N]``: index in :attr:`workers`."""
+        """``[R]``: index in :attr:`workers`."""
         place = {name: n for n, name in enumerate(self.workers)}
-        return self.of_rows(np.array([place[row.worker] for row in self.rows], np.int64))
+        return np.array([place[row.worker] for row in self.rows], np.int64)
 
     @cached_property
     def newest(self) -> Ints:
