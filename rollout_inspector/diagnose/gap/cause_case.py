@@ -1,11 +1,12 @@
 """The tokens of a run while causes are looked for: which of them no cause explains yet, and what rules ask of them."""
 
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rollout_inspector.diagnose.gap.tokens import GapTokens
+from rollout_inspector.diagnose.gap.tokens import GapTokens, values_at
 from rollout_inspector.streams.trajectory import Mask
 
 AGREE_MEAN = 0.02
@@ -45,29 +46,42 @@ class CauseCase:
         self.scope: Mask = np.ones(len(tokens), np.bool_)
         """The tokens ``[N]`` by which a cause is decided: all, or those of steps that a cause of all tokens moves
         least. What is named counts in all steps."""
-        self._step_units: tuple[GapTokens, NDArray[np.int64], NDArray[np.float64]] | None = None
-        """The tokens that were read, their training steps and the gap of each: several rules ask for them."""
+        self._step_units: dict[GapTokens, tuple[NDArray[np.int64], NDArray[np.float64]]] = {}
+        """Tokens -> their training steps and the gap of each: several rules ask for them."""
+        self._row_sums: tuple[Mask, list[NDArray[np.float64]]] = self.scope, []
         self.causes: list[Cause] = []
         self.undecided: dict[str, str] = {}
+
+    def copied(self) -> "CauseCase":
+        """A case of the same tokens in which rules can go on from here."""
+        other = copy(self)
+        other.causes, other.undecided = self.causes.copy(), self.undecided.copy()
+        return other
 
     def name(self, cause: str, where: Mask, evidence: str, from_step: int | None = None) -> None:
         """Name a cause that explains the tokens ``where``."""
         tokens = self.tokens
-        steps = tokens.step_of_row[tokens.per_row(where) > 0]
+        steps = tokens.step_of_row[np.logical_or.reduceat(where, tokens.starts[:-1])]
         first = from_step if from_step is not None else (int(steps.min()) if len(steps) and steps.min() >= 0 else None)
-        worst = int(np.argmax(np.where(where, tokens.size, -1)))
+        worst = int(np.argmax(tokens.size if where.all() else np.where(where, tokens.size, -1)))
         self.causes.append(Cause(cause, evidence, first, int(where.sum()), worst))
-        self.left &= ~where
+        self.left = self.left & ~where  # a new array: by it what was computed for the one before is known to be old
 
     def mean(self, where: Mask) -> float:
         """The mean absolute d of tokens; 0 without tokens."""
-        n = int(np.count_nonzero(where))
-        return float(self.tokens.size[where].mean(dtype=np.float64)) if n else 0.0
+        return float(values_at(self.tokens.size, where).mean(dtype=np.float64)) if where.any() else 0.0
+
+    def row_sums(self) -> list[NDArray[np.float64]]:
+        """Of the tokens of each row ``[R]`` that no cause explains: absolute d, uncertainty, number."""
+        if self._row_sums[0] is not self.left:
+            values = (self.tokens.size, self.tokens.uncertainty, self.left)
+            self._row_sums = self.left, [self.tokens.per_row(of_tokens, self.left) for of_tokens in values]
+        return self._row_sums[1]
 
     def per_uncertainty(self, where: Mask) -> float:
         """The absolute d over the uncertainty of tokens, so that certain tokens compare with others."""
-        uncertainty = float(self.tokens.uncertainty[where].sum(dtype=np.float64))
-        return float(self.tokens.size[where].sum(dtype=np.float64)) / uncertainty if uncertainty else 0.0
+        uncertainty = float(values_at(self.tokens.uncertainty, where).sum(dtype=np.float64))
+        return float(values_at(self.tokens.size, where).sum(dtype=np.float64)) / uncertainty if uncertainty else 0.0
 
     def quiet(self, times: float = QUIET_TIMES[-1], nth: int = QUIET_STEPS) -> Mask:
         """The tokens ``[N]`` of the training steps that agree best: there a cause shows that another one covers later.
@@ -79,15 +93,15 @@ class CauseCase:
         tokens, steps = self.tokens, self.tokens.step_of_row
         if not len(steps) or steps.min() < 0:
             return np.ones(len(tokens), np.bool_)
-        if self._step_units is None or self._step_units[0] is not tokens:
+        if tokens not in self._step_units:
             # The geometric mean: few tokens that lie far off say little of the others.
-            doubtful = tokens.uncertainty > AGREE_MEAN
-            logs = np.log(np.maximum(tokens.size / np.maximum(tokens.uncertainty, AGREE_MEAN), FINE[1][0]))
+            doubtful, logs = tokens.uncertainty > AGREE_MEAN, np.maximum(tokens.uncertainty, AGREE_MEAN)
+            np.log(np.maximum(np.divide(tokens.size, logs, out=logs), FINE[1][0], out=logs), out=logs)
             names, units = means_of(steps, tokens.per_row(logs, doubtful), tokens.per_row(doubtful))
-            self._step_units = tokens, names, np.exp(units)
-        _, names, units = self._step_units
+            self._step_units[tokens] = names, np.exp(units)
+        names, units = self._step_units[tokens]
         limit = times * float(np.sort(units)[min(nth, max(len(units) // 2, 1)) - 1])
-        return np.isin(steps, names[units <= limit])[tokens.row]
+        return tokens.of_rows(np.isin(steps, names[units <= limit]))
 
     def is_apart(self, where: Mask, others: Mask, factor: float = 2.0) -> bool:
         """Whether tokens disagree and others do not, by this factor. A smaller gap needs a clearer difference."""
@@ -98,15 +112,20 @@ class CauseCase:
 
     def in_rows(self, rows: Mask) -> Mask:
         """The tokens that no cause explains, of these rows ``[R]``."""
-        return rows[self.tokens.row] & self.left
+        return self.tokens.of_rows(rows) & self.left
 
     def agrees(self) -> bool:
         """Whether what is left agrees to rounding."""
-        size = self.tokens.size[self.left]
-        return not len(size) or (
-            float(size.mean(dtype=np.float64)) <= self.agree_mean
-            and float(np.quantile(size, 0.99)) <= self.agree_tail
-        )
+        size = values_at(self.tokens.size, self.left)
+        is_near = not len(size) or float(size.mean(dtype=np.float64)) <= self.agree_mean
+        return is_near and (not len(size) or high_quantile(size, 0.99) <= self.agree_tail)
+
+
+def high_quantile(sizes: NDArray[np.float32], share: float) -> float:
+    """A quantile far above the median, of the sizes that lie above twice the mean where these are enough."""
+    high = sizes[sizes > 2 * sizes.mean(dtype=np.float64)]
+    below, last = len(sizes) - len(high), share * (len(sizes) - 1)
+    return float(np.quantile(high, (last - below) / (len(high) - 1)) if last > below else np.quantile(sizes, share))
 
 
 def limits_of(noise: tuple[float, float] | None) -> tuple[float, float]:

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollout_inspector.diagnose.gap.cause_case import AGREE_MEAN, MIN_TOKENS, CauseCase, counted_things, is_stationary
-from rollout_inspector.diagnose.gap.tokens import GapTokens
+from rollout_inspector.diagnose.gap.tokens import GapTokens, values_at
 from rollout_inspector.streams.trajectory import Mask
 
 LAGS = (1, -1, 2, -2)  # Shifts of a column that are looked for, in tokens.
@@ -37,6 +37,7 @@ NEAR_TIMES, NEAR_TIMES_GUESSED, NEAR_TIMES_ROW = 4, 6, 3
 """The mean there over that of all others: where the limit is known, where it is guessed, and within the same rows."""
 FIRST_TIMES, FIRST_WIDE = 8, 0.5
 """The mean of first tokens over that of all others, and the share of them that disagree."""
+HEAVY = "heavy_tokens"
 HEAVY_ID, HEAVY_ID_TIMES = 0.2, 8  # The mean absolute d of a heavy id, and of all heavy ids over all others.
 HEAVY_IDS_GAP, HEAVY_IDS_TOKENS = 0.5, 0.1
 """Heavy ids hold this share of the gap at least, and this share of the tokens at most."""
@@ -49,7 +50,7 @@ NEAR_START = 16  # Tokens at the start of a completion, where a leak of another 
 HEAVY_BEHIND, HEAVY_ID_FAR, HEAVY_ID_TOKENS = 0.15, 0.8, 6
 """Behind another cause heavy tokens hold this share of the differences. Of an id this share of its tokens is heavy, and
 so many are needed."""
-SURPRISES = 10 ** np.arange(-3.5, 1.2, 0.5)  # Bounds of bins by the negative log-probability, in nats.
+SURPRISES = (10 ** np.arange(-3.5, 1.2, 0.5)).astype(np.float32)  # Bounds of bins by the surprise, in nats.
 CALM = 0.005  # The mean absolute d around heavy tokens counts as that of any token up to twice this.
 RETOKENIZED = "row_not_sampled"  # The kind of the finding that says that the ids of a row differ from what was sampled.
 
@@ -61,9 +62,8 @@ def _row_retokenized(case: CauseCase) -> None:
         if not any(row.has_calls for row in tokens.rows):
             case.undecided["row_retokenized"] = "No row has engine calls, so nothing says which ids were sampled."
         return
-    n = np.maximum(np.diff(tokens.starts), 1)
-    mean_elsewhere = case.mean(case.in_rows(~is_retokenized))
-    wrong = is_retokenized & (tokens.per_row(tokens.size) / n >= 2 * max(AGREE_MEAN, mean_elsewhere))
+    least = 2 * max(AGREE_MEAN, case.mean(case.in_rows(~is_retokenized)))
+    wrong = is_retokenized & (tokens.per_row(tokens.size) >= least * np.diff(tokens.starts))
     where = case.in_rows(wrong)
     if where.any():
         case.name(
@@ -76,26 +76,24 @@ def _row_retokenized(case: CauseCase) -> None:
 
 def _placeholder(case: CauseCase) -> None:
     tokens = case.tokens
-    for side, values, other in (
-        ("sampler", tokens.sampler, tokens.trainer), ("trainer", tokens.trainer, tokens.sampler)
-    ):
-        zero = case.left & (values == 0)
-        if not zero.any():
+    columns = ("sampler", tokens.sampler, tokens.trainer), ("trainer", tokens.trainer, tokens.sampler)
+    for side, values, other in columns:
+        places = np.flatnonzero(case.left & (values == 0))
+        if not len(places):
             continue
-        starts, stops = _runs(zero, tokens.starts)
-        sums = np.concatenate([[0.0], np.cumsum(other, dtype=np.float64)])
-        n_equal, n = sums[stops] - sums[starts], stops - starts
+        rows = tokens.row[places]
+        starts = np.flatnonzero((np.diff(places, prepend=-2) != 1) | (np.diff(rows, prepend=rows[:1]) != 0))
+        n, rows = np.diff(starts, append=len(places)), rows[starts]
+        n_equal = np.add.reduceat(other[places], starts, dtype=np.float64)
         # Certain tokens stand together, and among them one that the other side finds improbable; top-p leaves one token
         # where it has most of the mass. That several tokens of a stretch are improbable is none of these.
-        edges = np.column_stack([starts, stops]).ravel()
-        least = np.minimum.reduceat(np.append(other, 0), edges)[::2]
+        least = np.minimum.reduceat(other[places], starts)
         wrong = (n >= MIN_ZEROS) & (least <= -IMPROBABLE)
         wrong &= n_equal - least <= -np.maximum(IMPROBABLE_REST, IMPROBABLE_EACH * n)
         if n_equal[wrong].sum() <= -IMPROBABLE_RUN:
-            in_rows = np.zeros(len(tokens.rows), np.bool_)
-            in_rows[tokens.row[starts[wrong]]] = True
-            wrong |= (n_equal <= -UNLIKELY - UNLIKELY_EACH * n) & ((n >= MIN_ZEROS) | in_rows[tokens.row[starts]])
-            where = _spread(starts[wrong], stops[wrong], len(tokens))
+            wrong |= (n_equal <= -UNLIKELY - UNLIKELY_EACH * n) & ((n >= MIN_ZEROS) | np.isin(rows, rows[wrong]))
+            where = np.zeros(len(tokens), np.bool_)
+            where[places[np.repeat(wrong, n)]] = True
             case.name(
                 "placeholder", where,
                 f"The {side} has exactly 0.0 on {int(where.sum()):,} tokens, in "
@@ -111,7 +109,7 @@ def _columns_shifted(case: CauseCase) -> None:
     looked = tokens.per_row((tokens.size > TELLS) & case.left) >= 3
     if not looked.any():
         return
-    use = np.flatnonzero(looked[tokens.row] & case.left)
+    use = np.flatnonzero(case.in_rows(looked))
     clear = {lag: _fitting_rows(tokens, use, lag, TELLS, TELLING_TOKENS, FITTING) for lag in LAGS}
     lag = max(LAGS, key=lambda one: int(clear[one].sum()))
     if not clear[lag].any() or sum(int(rows.sum()) for rows in clear.values()) > OTHER_SHIFTS * int(clear[lag].sum()):
@@ -186,9 +184,8 @@ def _routing_repeated(case: CauseCase) -> None:
     repeated = is_recorded & (share >= (REPEATS_MUCH if least >= REPEATS_MUCH else max(REPEATS, 2 * least)))
     where, others = case.in_rows(repeated), case.in_rows(~repeated)
     if not repeated.any() and least >= REPEATS and not case.agrees():
-        case.undecided["routing_repeated"] = (
-            "All rows repeat about as much of their routing: none shows the gap without."
-        )
+        sentence = "All rows repeat about as much of their routing: none shows the gap without."
+        case.undecided["routing_repeated"] = sentence
     mean, mean_elsewhere = case.mean(where), case.mean(others)
     if not where.any() or not case.is_apart(where & case.scope, others & case.scope):
         return
@@ -205,15 +202,11 @@ def _one_worker(case: CauseCase) -> None:
     tokens = case.tokens
     names = [name for name in tokens.workers if name]
     if len(names) < 2:
-        case.undecided["one_worker"] = (
-            "No row names the worker that sampled it." if not names else "All rows come from one worker."
-        )
+        sentence = "All rows come from one worker." if names else "No row names the worker that sampled it."
+        case.undecided["one_worker"] = sentence
         return
-    has_worker = case.left & (tokens.worker >= len(tokens.workers) - len(names))
-    counts, sizes, doubts = (
-        np.bincount(tokens.worker[has_worker], weights=weights[has_worker], minlength=len(tokens.workers))
-        for weights in (np.ones(len(tokens)), tokens.size, tokens.uncertainty)
-    )
+    has_worker = tokens.worker >= len(tokens.workers) - len(names)
+    sizes, doubts, counts = (np.bincount(tokens.worker, weights=has_worker * sums) for sums in case.row_sums())
     enough = np.flatnonzero(counts >= MIN_TOKENS)
     units = sizes[enough] / np.maximum(doubts[enough], 1e-9)
     order = np.argsort(-units)
@@ -223,8 +216,8 @@ def _one_worker(case: CauseCase) -> None:
     if not steps or max(steps) < WORKER_TIMES:
         return
     bad = enough[order[: int(np.argmax(steps)) + 1]]
-    where = has_worker & np.isin(tokens.worker, bad)
-    others = has_worker & ~where
+    is_bad = np.isin(tokens.worker, bad)
+    where, others = case.in_rows(is_bad), case.in_rows(has_worker & ~is_bad)
     if not case.is_apart(where, others, WORKER_TIMES):
         return
     listed = ", ".join(tokens.workers[int(place)] for place in bad[:4])
@@ -262,20 +255,20 @@ def _mixed_versions(case: CauseCase) -> None:
         case.undecided["mixed_versions"] = "No policy version is recorded."
         return
     newest = tokens.newest
-    oldest = np.minimum.reduceat(np.where(tokens.version < 0, len(tokens.versions), tokens.version), tokens.starts[:-1])
-    mixed = oldest < newest
+    # As unsigned numbers those that are not recorded come last.
+    mixed = np.minimum.reduceat(tokens.version.view(np.uint32), tokens.starts[:-1]) < newest
     if not mixed.any():
         return
     of_mixed = case.in_rows(mixed)
-    old = of_mixed & (tokens.version < newest[tokens.row]) & (tokens.version >= 0)
-    new = of_mixed & (tokens.version == newest[tokens.row])
+    newest = tokens.of_rows(newest)
+    old = of_mixed & (tokens.version < newest) & (tokens.version >= 0)
+    new = of_mixed & (tokens.version == newest)
     mean, mean_new = case.mean(old), case.mean(new)
     if old.sum() >= MIN_TOKENS and case.is_apart(old, new):
         case.name(
             "mixed_versions", old,
             f"{counted_things(int(mixed.sum()), 'row')} hold tokens of several policy versions. On tokens of an older "
-            f"version the mean "
-            f"difference is {mean:.3g}, on those of the newest {mean_new:.3g}.",
+            f"version the mean difference is {mean:.3g}, on those of the newest {mean_new:.3g}.",
         )
 
 
@@ -283,11 +276,8 @@ def _near_context_limit(case: CauseCase) -> None:
     tokens = case.tokens
     lengths = np.array([row.length for row in tokens.rows])
     cut = np.array([bool(row.is_cut) for row in tokens.rows], np.bool_)
-    longest = int(lengths.max())
-    if cut.any():
-        limit, is_known = int(lengths[cut].max()), True
-    else:
-        limit, is_known = longest, int((lengths == longest).sum()) >= 2
+    limit = int(lengths[cut].max() if cut.any() else lengths.max())
+    is_known = bool(cut.any()) or int((lengths == limit).sum()) >= 2
     if limit < 64:
         return
     best: tuple[Mask, float, float, int] | None = None
@@ -295,15 +285,15 @@ def _near_context_limit(case: CauseCase) -> None:
         window = max(MIN_TOKENS, limit // part)
         whole = case.left & (tokens.offset >= limit - window)
         near = whole & case.scope
-        of_rows = tokens.per_row(near) > 0
-        if near.sum() < MIN_TOKENS or of_rows.sum() < (1 if is_known else 3):
+        of_rows = np.logical_or.reduceat(near, tokens.starts[:-1])
+        if near.sum() < MIN_TOKENS or of_rows.sum() < (1 if is_known else 3) or (mean := case.mean(near)) <= NEAR_MEAN:
             continue
         elsewhere = case.left & case.scope & ~near
-        same = elsewhere & of_rows[tokens.row]
-        mean, mean_elsewhere, mean_before = case.mean(near), case.mean(elsewhere), case.mean(same)
+        same = elsewhere & tokens.of_rows(of_rows)
+        mean_elsewhere, mean_before = case.mean(elsewhere), case.mean(same)
         # Not a few heavy tokens that happen to stand there.
         wide = int((near & (tokens.size > NEAR_MEAN)).sum())
-        is_clear = mean > NEAR_MEAN and mean >= (NEAR_TIMES if is_known else NEAR_TIMES_GUESSED) * mean_elsewhere
+        is_clear = mean >= (NEAR_TIMES if is_known else NEAR_TIMES_GUESSED) * mean_elsewhere
         is_clear &= not same.any() or mean >= NEAR_TIMES_ROW * mean_before
         is_clear &= wide >= max(8, NEAR_WIDE * int(near.sum()))
         if not elsewhere.any() or not is_clear or (best is not None and mean < best[1] / 2):
@@ -315,8 +305,7 @@ def _near_context_limit(case: CauseCase) -> None:
         case.name(
             "near_context_limit", near,
             f"On the last {window:,} tokens before offset {limit:,} ({reason}) the mean difference is {mean:.3g}, on "
-            f"all others "
-            f"{mean_elsewhere:.3g}.",
+            f"all others {mean_elsewhere:.3g}.",
         )
 
 
@@ -324,12 +313,12 @@ def _first_token(case: CauseCase) -> None:
     """The first tokens of completions disagree, all of them or those of the first turn, and the others agree."""
     tokens, firsts = case.tokens, case.left & (case.tokens.position == 0)
     for first, what in ((firsts, "a completion"), (firsts & (tokens.turn == 0), "a row's first completion")):
-        others = case.left & ~first
-        mean, mean_elsewhere = case.mean(first), case.mean(others)
+        others, mean = case.left & ~first, case.mean(first)
         wide = int((first & (tokens.size > NEAR_MEAN)).sum())
         if (
-            first.sum() >= MIN_TOKENS and mean > NEAR_MEAN and mean_elsewhere <= min(mean / FIRST_TIMES, AGREE_MEAN)
-            and wide >= FIRST_WIDE * int(first.sum()) and case.is_apart(first, others)
+            first.sum() >= MIN_TOKENS and mean > NEAR_MEAN and wide >= FIRST_WIDE * int(first.sum())
+            and (mean_elsewhere := case.mean(others)) <= min(mean / FIRST_TIMES, AGREE_MEAN)
+            and case.is_apart(first, others)
             and is_stationary(case, first, first)
         ):
             case.name(
@@ -339,18 +328,11 @@ def _first_token(case: CauseCase) -> None:
             return
 
 
-def _heavy_tokens(case: CauseCase) -> None:
-    _few_ids(case)
-    if not any(cause.cause == "heavy_tokens" for cause in case.causes):
-        _few_places(case)
-
-
 def _few_ids(case: CauseCase) -> None:
     """Few token ids hold most of the gap, in all steps alike."""
     tokens, unexplained = case.tokens, case.left
-    ids = np.where(unexplained & (tokens.ids >= 0), tokens.ids, 0)
-    sums = np.bincount(ids, weights=np.where(unexplained, tokens.size, 0))
-    counts = np.bincount(ids, weights=unexplained)
+    has_id = unexplained & (tokens.ids >= 0)
+    sums, counts = tokens.sums_of_ids if has_id.all() else tokens.by_id(has_id)
     if np.count_nonzero(counts) < 20:
         return
     top = np.argsort(sums)[::-1][:3]
@@ -364,8 +346,7 @@ def _few_ids(case: CauseCase) -> None:
     if mean >= HEAVY_ID_TIMES * mean_elsewhere and is_stationary(case, where, where):
         names = ", ".join(str(int(token_id)) for token_id in top)
         case.name(
-            "heavy_tokens",
-            where,
+            HEAVY, where,
             f"The token {'id' if len(top) == 1 else 'ids'} {names} ({counts[top].sum() / n:.2%} of the tokens) hold "
             f"{sums[top].sum() / sums.sum():.0%} of the gap: {mean:.3g} on the mean, and {mean_elsewhere:.3g} on all "
             "others.",
@@ -376,27 +357,21 @@ def _few_places(case: CauseCase) -> None:
     """Few single tokens hold most of the gap, and the tokens around them agree."""
     tokens, unexplained = case.tokens, case.left
     n = int(unexplained.sum())
-    if n < 500:
+    size = tokens.size if n == len(tokens) else np.where(unexplained, tokens.size, 0)
+    if n < 500 or np.count_nonzero(size >= HEAVY_PLACE) < 3 or any(cause.cause == HEAVY for cause in case.causes):
         return
-    size = np.where(unexplained, tokens.size, 0)
-    heavy = size >= max(HEAVY_PLACE, HEAVY_PLACE_TIMES * float(np.median(size[unexplained])))
+    heavy = size >= max(HEAVY_PLACE, HEAVY_PLACE_TIMES * float(np.median(values_at(size, unexplained))))
     others = unexplained & ~heavy
-    if (
-        heavy.sum() < 3
-        or heavy.sum() > HEAVY_PLACES_TOKENS * n
-        or size[heavy].sum() < HEAVY_PLACES_GAP * size.sum()
-        or case.mean(others) > AGREE_MEAN
-    ):
+    is_share = 3 <= heavy.sum() <= HEAVY_PLACES_TOKENS * n and size[heavy].sum() >= HEAVY_PLACES_GAP * size.sum()
+    if not is_share or case.mean(others) > AGREE_MEAN:
         return
-    rows = np.zeros(len(tokens.rows), np.bool_)
-    rows[tokens.row[heavy]] = True
-    heavy_rows = tokens.per_row(heavy.astype(np.float32))[rows]
-    around = case.mean(others & rows[tokens.row])
-    crowded = heavy_rows.max() > CROWDED * max(np.diff(tokens.starts)[rows].max(), 1) and heavy_rows.max() > 3
+    n_heavy = tokens.per_row(heavy)
+    rows = n_heavy > 0
+    around = case.mean(others & tokens.of_rows(rows))
+    crowded = n_heavy.max() > max(CROWDED * np.diff(tokens.starts)[rows].max(), 3)
     if around <= 2 * max(case.mean(others), CALM) and not crowded and is_stationary(case, heavy):
         case.name(
-            "heavy_tokens",
-            heavy,
+            HEAVY, heavy,
             f"{counted_things(int(heavy.sum()), 'token')} of {n:,} hold {size[heavy].sum() / size.sum():.0%} of the "
             f"gap, each with a difference of at least {size[heavy].min():.3g}; on all others the mean is "
             f"{case.mean(others):.3g}.",
@@ -408,27 +383,32 @@ def heavy_behind(case: CauseCase) -> None:
     Looks in the steps that agree best. Tokens are compared with others of the same surprise to the side that finds them
     likelier, because a temperature moves these alike."""
     tokens, looked = case.tokens, case.left & case.quiet()
-    if looked.sum() < 500 or any(cause.cause == "heavy_tokens" for cause in case.causes):
+    if looked.sum() < 500 or any(cause.cause == HEAVY for cause in case.causes):
         return
-    surprise = -np.maximum(tokens.sampler, tokens.trainer)[looked]
-    bins = np.searchsorted(SURPRISES, surprise)
-    off, spread = np.zeros(len(bins)), np.ones(len(bins))
-    for bin_index in np.unique(bins):
-        here = bins == bin_index
-        off[here] = tokens.d[looked][here] - np.median(tokens.d[looked][here])
-        spread[here] = max(float(np.median(np.abs(off[here]))), CALM / 5)
+    logprobs = values_at(np.maximum(tokens.sampler, tokens.trainer), looked)
+    bins = sum((logprobs < -bound for bound in SURPRISES), np.zeros(len(logprobs), np.uint8))
+    order, n_of_bin = np.argsort(bins, kind="stable"), np.bincount(bins)
+    off = values_at(tokens.d, looked)[order]
+    parts = [part for part in np.split(off, np.cumsum(n_of_bin)[:-1]) if len(part)]
+    for part in parts:
+        part -= np.median(part)
     size = np.abs(off)
+    if np.count_nonzero(size >= HEAVY_PLACE) < 3:
+        return
+    spreads = [max(float(np.median(np.abs(part))), CALM / 5) for part in parts]
+    spread = np.repeat(spreads, n_of_bin[n_of_bin > 0])
     is_far = (size >= HEAVY_PLACE) & (size >= HEAVY_PLACE_TIMES * spread)
     is_near = (size >= HEAVY_ID) & (size >= HEAVY_PLACE_TIMES * HEAVY_ID / HEAVY_PLACE * spread) & ~is_far
     # That all tokens of an id lie far off to one side is no chance, also where others spread.
-    ids, is_off = np.maximum(tokens.ids[looked], 0), (size >= HEAVY_PLACE) & (size >= HEAVY_ID_TIMES / 2 * spread)
+    is_off = (size >= HEAVY_PLACE) & (size >= HEAVY_ID_TIMES / 2 * spread)
+    ids = np.maximum(values_at(tokens.ids, looked)[order], 0)
     n_off, n = np.abs(np.bincount(ids, weights=is_off * np.sign(off))), np.bincount(ids)
     heavy_ids = np.flatnonzero((n >= HEAVY_ID_TOKENS) & (n_off >= HEAVY_ID_FAR * n))
     of_ids = n_off[heavy_ids].sum()
     if 0 < len(heavy_ids) <= 3 and of_ids >= HEAVY_ID_FAR * is_far.sum():
         is_far = is_off & np.isin(ids, heavy_ids)
-    places = np.flatnonzero(looked)[is_far]
-    if len(places) < 3 or size[is_far].sum() < HEAVY_BEHIND * size.sum():
+    places, share = np.flatnonzero(looked)[order[is_far]], size[is_far].sum() / size.sum(dtype=np.float64)
+    if len(places) < 3 or share < HEAVY_BEHIND:
         return
     if len(heavy_ids) and len(places) == np.isin(ids[is_far], heavy_ids).sum():
         where, what = case.left & np.isin(tokens.ids, heavy_ids), f"of ids {', '.join(map(str, heavy_ids.tolist()))}"
@@ -441,31 +421,16 @@ def heavy_behind(case: CauseCase) -> None:
     else:
         return
     case.name(
-        "heavy_tokens", where,
+        HEAVY, where,
         f"{counted_things(int(is_far.sum()), 'token')}, {what}, lie {HEAVY_PLACE} or more from others of the same "
-        f"probability, and hold {size[is_far].sum() / size.sum():.0%} of what these differ by. Seen in the training "
-        "steps that agree best: another cause covers them elsewhere.",
+        f"probability, and hold {share:.0%} of what these differ by. Seen in the training steps that agree best: "
+        "another cause covers them elsewhere.",
     )
-
-
-def _runs(held: Mask, starts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Where stretches of True begin and end; none goes over the start of a row."""
-    before = np.concatenate([[False], held[:-1]])
-    inner = starts[(starts > 0) & (starts < len(held))]
-    before[inner] = False
-    after = np.concatenate([held[1:], [False]])
-    after[inner - 1] = False
-    return np.flatnonzero(held & ~before), np.flatnonzero(held & ~after) + 1
-
-
-def _spread(starts: NDArray[np.int64], stops: NDArray[np.int64], n: int) -> Mask:
-    """True on all stretches ``[n]``."""
-    edges = np.bincount(starts, minlength=n + 1) - np.bincount(stops, minlength=n + 1)
-    return np.cumsum(edges[:-1]) > 0
 
 
 PLACE_RULES: tuple[Callable[[CauseCase], None], ...] = (
     _row_retokenized, _placeholder, _columns_shifted, _routing_repeated, _one_worker, _packing_leak, _mixed_versions,
-    _near_context_limit, _first_token, _heavy_tokens,
+    _near_context_limit, _first_token, _few_ids, _few_places,
 )
 """In the order in which they look; what one explains, the next does not see."""
+OF_SCOPE = (_routing_repeated, _near_context_limit)  # Those that decide by :attr:`CauseCase.scope`.

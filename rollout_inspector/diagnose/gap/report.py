@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import partial
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from rollout_inspector.diagnose.gap.cause_case import QUIET_STEPS, QUIET_TIMES, Cause, CauseCase, limits_of
 from rollout_inspector.diagnose.gap.cause_kinds import CAUSES, TEACHER_CAUSES, GapCause
 from rollout_inspector.diagnose.gap.figures import GapFigures, effective_share
-from rollout_inspector.diagnose.gap.place_rules import PLACE_RULES, heavy_behind
+from rollout_inspector.diagnose.gap.place_rules import OF_SCOPE, PLACE_RULES, heavy_behind
 from rollout_inspector.diagnose.gap.run_rules import RUN_RULES
 from rollout_inspector.diagnose.gap.teacher import TeacherFigures, teacher_causes
 from rollout_inspector.diagnose.gap.token_classes import TokenClass
@@ -32,51 +33,62 @@ def causes_of(tokens: GapTokens) -> tuple[list[Cause], dict[str, str]]:
     first; the rules of the whole run look at what these leave. docs/gap.md lists them."""
     if not len(tokens):
         return [], {}
-    case, behind = CauseCase(tokens), CauseCase(tokens)
-    for rule in (*PLACE_RULES, *RUN_RULES):
-        rule(case)
+    states = _states(CauseCase(tokens), PLACE_RULES)
+    case, n_in_places = _states(states[-1], RUN_RULES)[-1], len(states[-1].causes)
     if any(cause.cause in OVER_ALL for cause in case.causes):
-        for rule in PLACE_RULES:
-            _also_in_quiet_steps(rule, behind)
+        behind = _also_in_quiet_steps(states)
         heavy_behind(behind)
-        for rule in RUN_RULES:
-            rule(behind)
-        names, more = ({cause.cause for cause in view.causes} for view in (case, behind))
-        if more > names - {"unexplained"} and "unexplained" not in more:
-            case = behind
-    order = {name: n for n, name in enumerate(CAUSES)}
+        if len(behind.causes) > n_in_places:  # else the rules of the run name the same again
+            behind = _states(behind, RUN_RULES)[-1]
+            names, more = ({cause.cause for cause in view.causes} for view in (case, behind))
+            if more > names - {"unexplained"} and "unexplained" not in more:
+                case = behind
     names = {cause.cause for cause in case.causes}
     if hiding := [name for name in CAUSES if name in names & (OVER_ALL - {"unexplained"})]:
         for name in HIDDEN:
-            case.undecided.setdefault(name, f"“{CAUSES[hiding[0]].title}” moves all tokens and may hide it. Mend that "
-                                      "first.")
+            sentence = f"“{CAUSES[hiding[0]].title}” moves all tokens and may hide it. Mend that first."
+            case.undecided.setdefault(name, sentence)
     undecided = {
         name: " ".join(filter(None, (case.undecided[name], CAUSES[name].decides_now)))
         for name in CAUSES if name in case.undecided.keys() - names
     }
-    return sorted(case.causes, key=lambda cause: order[cause.cause]), undecided
+    return sorted(case.causes, key=lambda cause: list(CAUSES).index(cause.cause)), undecided
 
 
-def _also_in_quiet_steps(rule: Callable[[CauseCase], None], case: CauseCase) -> None:
-    """Look in all steps, and where nothing shows in those that agree best."""
-    n, everywhere = len(case.causes), case.scope
-    rule(case)
-    for times, nth in (*((times, QUIET_STEPS) for times in QUIET_TIMES), (QUIET_TIMES[-1], 1)):
-        if len(case.causes) == n:
-            case.scope = case.quiet(times, nth)
-            rule(case)
-    case.scope = everywhere
+def _states(case: CauseCase, rules: Sequence[Callable[[CauseCase], None]]) -> list[CauseCase]:
+    """The case before each of these rules, and behind the last one."""
+    states = [case]
+    for rule in rules:
+        states.append(states[-1].copied())
+        rule(states[-1])
+    return states
+
+
+def _also_in_quiet_steps(states: list[CauseCase]) -> CauseCase:
+    """What the rules of places name where those of a scope look in all steps, and where nothing shows in those that
+    agree best. ``states``: before each of the rules in all steps, and behind the last one."""
+    quiet = (*((times, QUIET_STEPS) for times in QUIET_TIMES), (QUIET_TIMES[-1], 1))
+    for rule, (times, nth) in product(OF_SCOPE, quiet):
+        n = PLACE_RULES.index(rule)
+        view, n_causes = states[n].copied(), len(states[n].causes)
+        view.scope = view.quiet(times, nth)
+        if len(states[n + 1].causes) == n_causes and not view.scope.all():
+            rule(view)
+        if len(view.causes) > n_causes:
+            view.scope = states[n].scope
+            states[n + 1 :] = _states(view, PLACE_RULES[n + 1 :])
+    return states[-1].copied()
 
 
 VERSION = 6  # Raise it when a report says other things than before: stored ones are then stale.
 MAX_WORST = 50  # Tokens that a report lists, those of the greatest absolute d.
+SCANNED = 1024  # Tokens of a stretch, of which the greatest absolute d alone is looked at first.
+LONG = 8  # Tokens that stretches of one part have on the mean at least, where they are added up first.
 MAX_IDS = 20  # Token ids that a report lists, those that hold most of the gap.
 MAX_PARTS = 24  # Lines of a table.
 TAIL = float(np.log(2))  # Both tails of d: half of the sampler's probability at most, or twice as much.
 _EDGES = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096, 16384, 65536)
 """Where the lines of a table over positions begin."""
-
-
 SAMPLED, KEPT, DECODE, ENGINES, WEIGHTS, BOTH, TRAINER = PARTS = (
     "rest", "kept set", "decode against prefill", "engine against engine", "weights (version)", "engine and weights",
     "trainer",
@@ -153,13 +165,13 @@ def gap_report(tokens: GapTokens, replays: Sequence[EnginePass] = (), teacher: b
     ``exp(d)``; None without compared tokens. A ``parts`` table has a line for each part: name, tokens, mean absolute d,
     mean of d, share of the gap, confident disagreements, and the tokens of both tails. ``measures`` are what recipes
     accept a run by, see :func:`_measures`. ``confident`` lists the worst confident disagreements, and
-    ``confident_tokens`` counts all of them. ``decidable_now``: cause -> whether
-    the rows of one training step decide it.
+    ``confident_tokens`` counts all of them. ``decidable_now``: cause -> whether the
+    rows of one training step decide it.
 
     ``teacher``: the trainer's column is a teacher's. The causes are then faults of such a column, and the value of that
     name has the fields of :class:`~rollout_inspector.diagnose.gap.teacher.TeacherFigures`; else it is None.
     """
-    figures = GapFigures.of(tokens.d.astype(np.float64))
+    figures = GapFigures.of(tokens.d)
     n = figures.tokens
     kinds = TEACHER_CAUSES if teacher else CAUSES
     causes, undecided = (teacher_causes if teacher else causes_of)(tokens) if n else ([], {})
@@ -211,11 +223,12 @@ def _measures(tokens: GapTokens, figures: GapFigures) -> dict[str, float | None]
 
 def _worst(tokens: GapTokens, of: Mask | None = None) -> NDArray[np.int64]:
     """The places of the greatest absolute d, greatest first. ``of`` ``[N]``: among these tokens alone."""
+    if of is None and len(tokens) > MAX_WORST * SCANNED:  # as many stretches hold a token of the least size that counts
+        highest = np.maximum.reduceat(tokens.size, np.arange(0, len(tokens), SCANNED))
+        of = tokens.size >= np.partition(highest, -MAX_WORST)[-MAX_WORST]
     places = np.arange(len(tokens)) if of is None else np.flatnonzero(of)
     size, n = tokens.size[places], min(MAX_WORST, len(places))
-    if not n:
-        return np.zeros(0, np.int64)
-    top = np.argpartition(size, len(size) - n)[len(size) - n :]
+    top = np.argpartition(size, len(size) - n)[len(size) - n :] if n else places
     return places[top[np.lexsort((top, -size[top]))]]
 
 
@@ -232,31 +245,33 @@ def _parts(tokens: GapTokens) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """The gap by each axis that is known: name of the axis, lines."""
     if not len(tokens):
         return
+    columns: list[NDArray[Any]] = [values.astype(np.float64) for values in (tokens.size, tokens.d)]
+    columns += [np.flatnonzero(where) for where in (tokens.confident, tokens.d <= -TAIL, tokens.d >= TAIL)]
+    lines = partial(_lines, columns)
     if tokens.kind is not None:
-        yield "token class", _lines(tokens, tokens.kind, lambda one: TokenClass(one).label)
-    yield "position in the completion", _lines(tokens, _bins(tokens.position), _between)
-    lengths = np.array([row.length for row in tokens.rows], np.int32)
-    from_end = int(lengths.max()) - 1 - tokens.offset
-    yield "tokens before the longest row's end", _lines(tokens, _bins(from_end), _between)
-    yield "turn", _lines(tokens, np.minimum(tokens.turn, MAX_PARTS - 1), lambda one: f"turn {one}")
-    after = np.where((tokens.position == 0) & (tokens.turn > 0), 1, 0)
+        yield "token class", lines(tokens.kind, lambda one: TokenClass(one).label)
+    yield "position in the completion", lines(_bins(tokens.position), _between)
+    from_end = max(row.length for row in tokens.rows) - 1 - tokens.offset
+    yield "tokens before the longest row's end", lines(_bins(from_end), _between)
+    yield "turn", lines(np.minimum(tokens.turn, MAX_PARTS - 1), lambda one: f"turn {one}")
+    after = ((tokens.position == 0) & (tokens.turn > 0)).view(np.uint8)
     names = ("all others", "first after an observation")
-    yield "first token after an observation", _lines(tokens, after, lambda one: names[one])
+    yield "first token after an observation", lines(after, lambda one: names[one])
     if any(row.cached is not None for row in tokens.rows):
         cached = np.array([-1 if row.cached is None else int(row.cached > 0) for row in tokens.rows])
         titles = ("no cached prefix", "cached prefix", "not recorded")
-        yield "prefix cache", _lines(tokens, cached[tokens.row], lambda one: titles[one])
+        yield "prefix cache", lines(tokens.of_rows(cached), lambda one: titles[one])
     if len(workers := tokens.workers) > 1:
-        worker = np.minimum(tokens.worker, MAX_PARTS - 1)
-        yield "worker", _lines(tokens, worker, lambda one: workers[one] or "not recorded")
+        worker = tokens.of_rows(np.minimum(tokens.worker, MAX_PARTS - 1))
+        yield "worker", lines(worker, lambda one: workers[one] or "not recorded")
     if any(row.packed is not None for row in tokens.rows):
-        packed = np.array([-1 if row.packed is None else min(row.packed, MAX_PARTS) for row in tokens.rows])[tokens.row]
-        yield "place in the pack", _lines(tokens, packed, lambda one: str(one) if one >= 0 else "not recorded")
+        packed = np.array([-1 if row.packed is None else min(row.packed, MAX_PARTS) for row in tokens.rows])
+        yield "place in the pack", lines(tokens.of_rows(packed), lambda one: str(one) if one >= 0 else "not recorded")
     if len(tokens.versions) > 1:
         lag = np.minimum(tokens.lag, MAX_PARTS)
-        yield "policy lag", _lines(tokens, lag, lambda one: "not recorded" if one < 0 else _updates(one))
+        yield "policy lag", lines(lag, lambda one: "not recorded" if one < 0 else _updates(one))
         recent = np.where(tokens.version < 0, -1, np.maximum(tokens.version, len(tokens.versions) - MAX_PARTS))
-        yield "policy version", _lines(tokens, recent, lambda one: "not recorded" if one < 0 else tokens.versions[one])
+        yield "policy version", lines(recent, lambda one: "not recorded" if one < 0 else tokens.versions[one])
 
 
 def _updates(lag: int) -> str:
@@ -264,10 +279,10 @@ def _updates(lag: int) -> str:
     return "the newest" if lag == 0 else f"{lag}{more} version{'' if lag == 1 else 's'} older"
 
 
-def _bins(values: NDArray[Any]) -> NDArray[np.int64]:
+def _bins(values: NDArray[Any]) -> NDArray[np.uint8]:
     """Index of the stretch of :data:`_EDGES` that each value lies in."""
-    table: NDArray[np.int64] = np.searchsorted(_EDGES, np.arange(_EDGES[-1] + 1), side="right") - 1
-    bins: NDArray[np.int64] = table[np.minimum(values, _EDGES[-1])]
+    table = np.searchsorted(_EDGES, np.arange(_EDGES[-1] + 1), side="right") - 1
+    bins: NDArray[np.uint8] = table.astype(np.uint8)[np.minimum(values, _EDGES[-1])]
     return bins
 
 
@@ -279,16 +294,16 @@ def _between(part: int) -> str:
     return f"{first:,}" if first == last else f"{first:,} to {last:,}"
 
 
-def _lines(tokens: GapTokens, part: NDArray[Any], name: Callable[[int], str]) -> list[dict[str, Any]]:
-    least = int(part.min())
-    shifted = part - least
-    counts = np.bincount(shifted)
-    sizes = np.bincount(shifted, weights=tokens.size)
-    sums = np.bincount(shifted, weights=tokens.d)
-    confident, low, high = (
-        np.bincount(shifted[where], minlength=len(counts)).tolist()
-        for where in (tokens.confident, tokens.d <= -TAIL, tokens.d >= TAIL)
-    )
+def _lines(columns: Sequence[NDArray[Any]], part: NDArray[Any], name: Callable[[int], str]) -> list[dict[str, Any]]:
+    """``columns``: the absolute d, and d; then the places of confident disagreements and of both tails."""
+    starts, n, least = np.flatnonzero(np.r_[True, part[1:] != part[:-1]]), None, int(part.min())
+    columns, marks = columns[:2], [part[places].astype(np.int64) - least for places in columns[2:]]
+    if LONG * len(starts) < len(part):  # stretches of one part are added up first
+        columns, n = [np.add.reduceat(column, starts) for column in columns], np.diff(starts, append=len(part))
+        part = part[starts]
+    shifted = part.astype(np.int64) - least
+    counts, sizes, sums = (np.bincount(shifted, weights=weights) for weights in (n, *columns))
+    confident, low, high = (np.bincount(mark, minlength=len(counts)).tolist() for mark in marks)
     whole = float(sizes.sum()) or 1.0
     return [
         {
@@ -302,13 +317,7 @@ def _lines(tokens: GapTokens, part: NDArray[Any], name: Callable[[int], str]) ->
 
 def _by_id(tokens: GapTokens) -> list[dict[str, Any]]:
     """The token ids that hold most of the gap."""
-    has_id = tokens.ids >= 0
-    ids, size = (tokens.ids, tokens.size) if has_id.all() else (tokens.ids[has_id], tokens.size[has_id])
-    if not len(ids):
-        return []
-    if int(ids.max()) > 4_000_000:  # no vocabulary is so large: a table of that length would be mostly empty
-        ids = np.minimum(ids, 4_000_000)
-    sums, counts = np.bincount(ids, weights=size), np.bincount(ids)
+    sums, counts = tokens.sums_of_ids
     whole = float(sums.sum()) or 1.0
     top = np.argsort(-sums, kind="stable")[:MAX_IDS]
     return [

@@ -10,16 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollout_inspector.diagnose.gap.cause_case import (
-    AGREE_MEAN, FINE, MIN_STEPS, MIN_TOKENS, CauseCase, counted_things, is_stationary, means_of
+    AGREE_MEAN, FINE, MIN_STEPS, MIN_TOKENS, CauseCase, counted_things, high_quantile, is_stationary, means_of
 )
 from rollout_inspector.diagnose.gap.cause_kinds import CAUSES
-from rollout_inspector.diagnose.gap.tokens import BITS, CONFIDENT, GapTokens
+from rollout_inspector.diagnose.gap.figures import BLOCK
+from rollout_inspector.diagnose.gap.place_rules import HEAVY
+from rollout_inspector.diagnose.gap.tokens import BITS, CONFIDENT, GapTokens, values_at
 from rollout_inspector.streams.trajectory import Mask
 
 _CLEAR = 3.0  # One mean is clearly above another: by this factor.
 OF_UPDATES = ("stale_cache", "weights_not_delivered", "weights_rounded_away")
 """Causes that begin with an update of the weights."""
-HEAVY = "heavy_tokens"
 MANY_STEPS = 8  # Steps from which on a slow trend is trusted.
 FEW_TOKENS = 200  # Where steps have fewer tokens, some steps are read together.
 # Thresholds; of d and of log-probabilities in nats. They were mended on the causes that tests.measure.gap_causes plants
@@ -72,23 +73,23 @@ def _temperature(case: CauseCase) -> None:
         return
     if _denies_the_sure(case):
         return  # no temperature that is in use makes one half a fourteenth
-    d = tokens.d[unexplained].astype(np.float64)
-    sampler, trainer = tokens.sampler[unexplained], tokens.trainer[unexplained]
+    sampler, trainer, d = (values_at(of, unexplained) for of in (tokens.sampler, tokens.trainer, tokens.d))
+    slope, fit = _regression((sampler + trainer) / np.float32(2), d)
+    temperatures = sorted({row.temperature for row in tokens.rows if row.temperature is not None})
+    least = 0.5 if temperatures and temperatures != [1.0] else 1.0  # a recorded temperature makes it likelier
+    if fit < least * SHARPER_FIT or abs(slope) < least * SHARPER_SLOPE:
+        return
+    d = d.astype(np.float64)
     chance = _off_whole(d), _off_whole(-d)
     if min(chance) >= CHANCE:
         return
-    slope, fit = _regression(((sampler + trainer) / 2).astype(np.float32), tokens.d[unexplained])
-    temperatures = sorted({row.temperature for row in tokens.rows if row.temperature is not None})
-    least = 0.5 if temperatures and temperatures != [1.0] else 1.0  # a recorded temperature makes it likelier
     likely = np.maximum(sampler, trainer) >= math.log(0.5)
     total, size = float(d[likely].sum()), float(np.abs(d[likely]).sum())
     is_sharper = (
         likely.sum() >= MIN_TOKENS and abs(total) >= SHARPER * size and total * slope > 0
-        and (np.sign(d) * np.expm1(np.abs(d)))[~likely].sum() * total < 0
+        and (np.sign(d[~likely]) * np.expm1(np.abs(d[~likely]))).sum() * total < 0
     )
-    if fit < least * (SHARPER_FIT if is_sharper else LINE_FIT) or abs(slope) < least * (
-        SHARPER_SLOPE if is_sharper else LINE_SLOPE
-    ):
+    if not is_sharper and (fit < least * LINE_FIT or abs(slope) < least * LINE_SLOPE):
         return
     slopes, spreads = _slopes(case)
     third = max(len(slopes) // 3, 1)
@@ -126,10 +127,10 @@ def _off_whole(d: NDArray[np.float64]) -> float:
 
 def _top_p_renormalised(case: CauseCase) -> None:
     tokens, unexplained = case.tokens, case.left
-    d = tokens.d[unexplained]
+    d = values_at(tokens.d, unexplained)
     mean = float(d.mean(dtype=np.float64)) if len(d) else 0.0
     if tokens.kept_mass is not None:
-        kept_mass = tokens.kept_mass[unexplained]
+        kept_mass = values_at(tokens.kept_mass, unexplained)
         other, masses = (float(np.abs(values).mean()) for values in (d - kept_mass, kept_mass)) if len(d) else (0, 0)
         if masses > AGREE_MEAN >= other:
             case.name("top_p_renormalised", unexplained.copy(), f"The logarithm of the kept mass is {masses:.3g} on "
@@ -220,10 +221,8 @@ def _over_updates(case: CauseCase) -> None:
         tail = HEAVY, case.causes[-1].from_step
         case.causes = [cause for cause in case.causes if (cause.cause, cause.from_step) != tail]
     elif len(trend.steps) < MIN_STEPS:
-        sentence = (
-            f"There {'is' if len(trend.steps) == 1 else 'are'} {counted_things(len(trend.steps), 'step')}, and a trend "
-            f"needs {MIN_STEPS}."
-        )
+        n_steps = counted_things(len(trend.steps), "step")
+        sentence = f"There {'is' if len(trend.steps) == 1 else 'are'} {n_steps}, and a trend needs {MIN_STEPS}."
         case.undecided.update(weights_not_delivered=sentence, weights_rounded_away=sentence)
     if not why:
         case.undecided.setdefault(
@@ -257,7 +256,7 @@ def _lost_or_rounded(tokens: GapTokens) -> tuple[str, str]:
 def _jump(case: CauseCase, trend: Trend, rows: NDArray[np.int64], seen: Mask, may_fall: bool) -> int | None:
     """From which part on all rows disagree that agreed before, of the last three; None = none. ``may_fall``: from any
     part on, and later ones may fall: what was rounded away arrives when enough has gathered."""
-    tokens, units = case.tokens, trend.units
+    units = trend.units
     high = units > PART_APART * units.min(initial=np.inf)
     if not high.any():
         return None
@@ -268,7 +267,7 @@ def _jump(case: CauseCase, trend: Trend, rows: NDArray[np.int64], seen: Mask, ma
     before, behind = case.in_rows(early), case.in_rows(~early)
     if case.mean(before) > AGREE_MEAN or not case.is_apart(behind, before, PART_APART):
         return None
-    sums, doubts = (tokens.per_row(values, case.left) for values in (tokens.size, tokens.uncertainty))
+    sums, doubts, _ = case.row_sums()
     each = sums / np.maximum(doubts, 1e-9)
     fresh = each[~early & ~seen & (doubts > 0)]
     is_wide = len(fresh) >= JUMP_FRESH and (fresh >= JUMP_BEFORE * np.median(each[early & (doubts > 0)])).mean()
@@ -303,9 +302,9 @@ def _stale_cache(case: CauseCase, seen: Mask, rows: NDArray[np.int64]) -> bool:
 def _in_a_part_of_the_rows(case: CauseCase) -> None:
     """A setting or weights of one engine of several: some rows of each step disagree, and all others far less."""
     tokens, steps = case.tokens, case.tokens.step_of_row
-    if case.agrees() or not len(steps) or steps.min() < 0:
+    if not len(steps) or steps.min() < 0 or case.agrees():
         return
-    sums, doubts = (tokens.per_row(values, case.left) for values in (tokens.size, tokens.uncertainty))
+    sums, doubts, _ = case.row_sums()
     units = sums / np.maximum(doubts, 1e-9)
     late = np.sort(units[(doubts > 0) & (steps >= np.quantile(steps, 2 / 3))])
     least, most = int(PART_ROWS * len(late)), len(late) - int(PART_ROWS * len(late))
@@ -340,7 +339,7 @@ def _other_inputs(case: CauseCase) -> None:
     wrong, is_other = _confident_rows(case)
     if not is_other.any():
         return
-    sums, doubts = (tokens.per_row(values, case.left) for values in (tokens.size, tokens.uncertainty))
+    sums, doubts, _ = case.row_sums()
     units, has_tokens = sums / np.maximum(doubts, 1e-9), doubts > 0
     # With some rows known, others count that disagree about as much.
     least = max(np.median(units[is_other]) / 3, PART_APART * np.median(units[has_tokens]))
@@ -357,9 +356,9 @@ def _other_inputs(case: CauseCase) -> None:
     case.name(
         "other_inputs", where,
         f"In {counted_things(int(is_other.sum()), 'row')} of {n_rows:,} the trainer gives "
-        f"{int(wrong[is_other].sum()):,} tokens 2 nats less that the sampler found likely, and the mean "
-        f"difference is {case.mean(where):.3g}. In all others it is "
-        f"{case.mean(agreeing):.3g}: the weights are the same, the tokens before are not.",
+        f"{int(wrong[is_other].sum()):,} tokens 2 nats less that the sampler found likely, and the mean difference is "
+        f"{case.mean(where):.3g}. In all others it is {case.mean(agreeing):.3g}: the weights are the same, the tokens "
+        "before are not.",
     )
 
 
@@ -392,17 +391,17 @@ def _unexplained(case: CauseCase) -> None:
     case.name(
         "unexplained", unexplained,
         f"{also} mean difference is {case.mean(unexplained):.3g} over {int(unexplained.sum()):,} tokens, and 1 % "
-        f"of them are beyond {np.quantile(case.tokens.size[unexplained], 0.99):.3g}.",
+        f"of them are beyond {high_quantile(values_at(case.tokens.size, unexplained), 0.99):.3g}.",
     )
 
 
 def _is_noise(case: CauseCase) -> bool:
     """Whether what is left is as kernels of low precision make it: small, to both sides, alike in all rows."""
-    tokens, d = case.tokens, case.tokens.d[case.left].astype(np.float64)
     if case.left.sum() < 4 * MIN_TOKENS or case.mean(case.left) > QUIET_MEAN or not is_stationary(case, case.left):
         return False
     if case.per_uncertainty(case.left) > QUIET_UNIT:
         return False
+    tokens, d = case.tokens, values_at(case.tokens.d, case.left).astype(np.float64)
     likely = np.maximum(tokens.sampler, tokens.trainer)[case.left] >= math.log(0.5)
     for part in (d[likely], d[~likely]):
         if len(part) > MIN_TOKENS and abs(part.mean()) > max(
@@ -411,14 +410,13 @@ def _is_noise(case: CauseCase) -> bool:
             return False
     if abs(np.exp(d).mean() - 1) > QUIET_RATIO:
         return False
-    sums, doubts = (tokens.per_row(values, case.left) for values in (tokens.size, tokens.uncertainty))
+    sums, doubts, _ = case.row_sums()
     units = np.sort(sums[doubts > 0] / doubts[doubts > 0])
     return bool(units[-max(len(units) // 10, 1) :].mean() <= QUIET_ROWS * np.median(units))
 
 
 def _updates_of(tokens: GapTokens) -> NDArray[np.int64] | None:
-    """By row the number of updates before it ``[R]``: its training step, or its newest version. None = neither is "
-    "known."""
+    """By row ``[R]`` the updates before it: its training step, or its newest version. None = neither is recorded."""
     steps = tokens.step_of_row
     if len(steps) and steps.min() >= 0 and steps.max() > steps.min():
         return steps
@@ -443,10 +441,7 @@ def _seen_before(tokens: GapTokens, updates: NDArray[np.int64]) -> Mask:
 
 def _trend(case: CauseCase, rows: NDArray[np.int64]) -> Trend:
     """How the unexplained gap moves over the updates. ``rows``: the updates before each row ``[R]``."""
-    tokens, unexplained = case.tokens, case.left
-    sums, uncertain, counts = (
-        tokens.per_row(values, unexplained) for values in (tokens.size, tokens.uncertainty, unexplained)
-    )
+    sums, uncertain, counts = case.row_sums()
     steps, means = means_of(rows, sums, counts)
     n = len(steps)
     if n > MANY_STEPS and counts.sum() < FEW_TOKENS * n:  # too few tokens of a step: some steps together
@@ -463,7 +458,7 @@ def _slopes(case: CauseCase) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     rows = tokens.step_of_row
     if not len(rows) or rows.min() < 0:
         return np.zeros(0), np.zeros(0)
-    x, y = (np.where(case.left, values, 0) for values in ((tokens.sampler + tokens.trainer) / 2.0, tokens.d))
+    x, y = (values * case.left for values in ((tokens.sampler + tokens.trainer) / np.float32(2), tokens.d))
     _, of = np.unique(rows, return_inverse=True)
     n, sx, sy, sxy, sxx = (
         np.bincount(of, weights=tokens.per_row(weights)) for weights in (case.left, x, y, x * y, x * x)
@@ -476,9 +471,11 @@ def _slopes(case: CauseCase) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
 
 def _regression(x: NDArray[np.float32], y: NDArray[np.float32]) -> tuple[float, float]:
     """Slope of y over x, and r²."""
-    mean_x, mean_y = x.mean(dtype=np.float64), y.mean(dtype=np.float64)
-    dx, dy = (x - mean_x).astype(np.float64), (y - mean_y).astype(np.float64)
-    xx, yy, xy = float(dx @ dx), float(dy @ dy), float(dx @ dy)
+    means = x.mean(dtype=np.float64), y.mean(dtype=np.float64)
+    xx = yy = xy = 0.0
+    for start in range(0, len(x), BLOCK):
+        dx, dy = (values[start : start + BLOCK] - mean for values, mean in zip((x, y), means, strict=True))
+        xx, yy, xy = xx + float(dx @ dx), yy + float(dy @ dy), xy + float(dx @ dy)
     return (xy / xx, xy * xy / (xx * yy)) if xx > 1e-9 and yy > 1e-9 else (0.0, 0.0)
 
 

@@ -164,8 +164,7 @@ def _lag(correlations: NDArray[np.float64], n: int) -> int:
     """The number of tokens that the teacher's column is moved by; 0 = it is in its place, or nothing tells."""
     best = int(np.argmax(correlations))
     least = max(MOVED, MOVED_CHANCE / n**0.5, correlations[MAX_LAG] + MOVED_BETTER)
-    is_moved = correlations[best] >= least
-    return best - MAX_LAG if is_moved else 0
+    return best - MAX_LAG if correlations[best] >= least else 0
 
 
 def _vocabulary(case: CauseCase) -> None:

@@ -71,7 +71,7 @@ class GapRow:
 class GapTokens:
     """The compared tokens of a run."""
 
-    rows: Sequence[GapRow]  # The rows, in order.
+    rows: Sequence[GapRow]  # The rows, in order; each has compared tokens.
     row: Ints  # ``[N]``: index in :attr:`rows`, ascending.
     offset: Ints  # ``[N]``: offset in the row.
     ids: Ids  # ``[N]``: token ids.
@@ -110,7 +110,7 @@ class GapTokens:
     def uncertainty(self) -> Reals:
         """``[N]``: 1 - probability, by the mean of both log-probabilities. The noise of kernels grows with it."""
         values: Reals = -np.expm1((self.sampler + self.trainer) / 2)
-        return np.maximum(values, 0)
+        return np.maximum(values, 0, out=values)
 
     @cached_property
     def confident(self) -> Mask:
@@ -120,8 +120,7 @@ class GapTokens:
     @cached_property
     def starts(self) -> NDArray[np.int64]:
         """``[R + 1]``: where the tokens of each row begin, and the number of all."""
-        counts = np.bincount(self.row, minlength=len(self.rows))
-        return np.concatenate([[0], np.cumsum(counts)])
+        return np.searchsorted(self.row, np.arange(len(self.rows) + 1, dtype=self.row.dtype))
 
     @cached_property
     def step_of_row(self) -> NDArray[np.int64]:
@@ -135,9 +134,9 @@ class GapTokens:
 
     @cached_property
     def worker(self) -> NDArray[np.int64]:
-        """``[N]``: index in :attr:`workers`."""
+        """``[R]``: index in :attr:`workers`."""
         place = {name: n for n, name in enumerate(self.workers)}
-        return np.array([place[row.worker] for row in self.rows], np.int64)[self.row]
+        return np.array([place[row.worker] for row in self.rows], np.int64)
 
     @cached_property
     def newest(self) -> Ints:
@@ -154,13 +153,34 @@ class GapTokens:
             newest_of_step = np.full(int(of.max()) + 1, -1, np.int32)
             np.maximum.at(newest_of_step, of, newest)
             newest = np.maximum.accumulate(newest_of_step)[of]
-        return np.where(self.version < 0, np.int32(-1), newest[self.row] - self.version)
+        return np.where(self.version < 0, np.int32(-1), self.of_rows(newest) - self.version)
+
+    @cached_property
+    def sums_of_ids(self) -> list[NDArray[Any]]:
+        """The sum of the absolute d of each token id from 0 on, and its tokens."""
+        return self.by_id(self.ids >= 0)
+
+    def by_id(self, where: Mask) -> list[NDArray[Any]]:
+        """The same of the tokens ``where``, which have ids. No vocabulary has more than 4 million."""
+        ids = np.minimum(values_at(self.ids, where), 4_000_000).astype(np.int64)
+        return [np.bincount(ids, weights=values_at(self.size, where)), np.bincount(ids)]
+
+    def of_rows(self, values: NDArray[Any]) -> NDArray[Any]:
+        """The value ``[R]`` of its row for each token ``[N]``."""
+        return np.repeat(values, np.diff(self.starts))
 
     def per_row(self, values: Reals | NDArray[np.float64] | Mask, keep: Mask | None = None) -> NDArray[np.float64]:
         """Sums over the tokens of each row ``[R]``. ``keep`` ``[N]``: only these tokens."""
-        if keep is not None:
-            values = np.where(keep, values, 0)
-        return np.bincount(self.row, weights=values, minlength=len(self.rows)).astype(np.float64)
+        if keep is not None and not keep.all():
+            values = values * keep
+        if values.dtype == np.bool_:
+            return np.add.reduceat(values.view(np.uint8), self.starts[:-1], dtype=np.int32).astype(np.float64)
+        return np.add.reduceat(values, self.starts[:-1], dtype=np.float64)
+
+
+def values_at(values: NDArray[Any], where: Mask) -> NDArray[Any]:
+    """The values of some tokens, without a copy where these are all."""
+    return values if where.all() else values[where]
 
 
 class GapCollector:
