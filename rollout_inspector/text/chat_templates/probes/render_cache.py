@@ -131,10 +131,12 @@ class RenderCache:
 
 def key_of(conversation: Conversation) -> str:
     """A key that equal conversations share."""
-    return json.dumps(
-        [list(conversation.messages), conversation.tools, conversation.kwargs, conversation.add_generation_prompt],
-        default=list,
+    return _encoded(
+        [list(conversation.messages), conversation.tools, conversation.kwargs, conversation.add_generation_prompt]
     )
+
+
+_encoded = json.JSONEncoder(default=list).encode
 
 
 CheckFunction = Callable[[RenderCache], Check]
