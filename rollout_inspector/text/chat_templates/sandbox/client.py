@@ -15,7 +15,7 @@ import threading
 import time
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
@@ -126,19 +126,16 @@ class Worker(LimitedProcess):
     def answer(self, until: float) -> Any:
         """The next message, within ``WALL_SECONDS``, or ``STARVED_WALL_SECONDS`` if the worker gets no computing time.
         Raises ``Late`` or ``ProcessEnded``."""
-        asked_at = time.monotonic()
-        try:
-            data = self.receive(min(until, asked_at + QUICK_SECONDS))
-        except Late:
-            used = self.cpu_seconds()  # slow to read, and most answers are quick
-            try:
-                data = self.receive(min(until, asked_at + WALL_SECONDS))
-            except Late:
-                # A template cannot sleep. If it has hardly computed, it is not slow: its worker had to wait.
-                if self.cpu_seconds() - used > STARVED_SECONDS:
-                    raise
-                data = self.receive(min(until, time.monotonic() + STARVED_WALL_SECONDS))
-        return json.loads(data.decode("utf-8", "surrogatepass"))
+        asked_at, used = time.monotonic(), 0.0
+        for seconds in (QUICK_SECONDS, WALL_SECONDS, WALL_SECONDS + STARVED_WALL_SECONDS):
+            with suppress(Late):
+                data = self.receive(min(until, asked_at + seconds))
+                return json.loads(data.decode("utf-8", "surrogatepass"))
+            used = self.cpu_seconds() - used  # since the time before; slow to read, and most answers are quick
+            # A template cannot sleep. If it has hardly computed, it is not slow: its worker had to wait.
+            if seconds == WALL_SECONDS and used > STARVED_SECONDS:
+                break
+        raise Late
 
     def cpu_seconds(self) -> float:
         """Seconds of computing time that the worker has used so far."""

@@ -152,18 +152,15 @@ def compiled_with_lines(text: str) -> tuple[jinja2.Template, bool, bool]:
     for output, may_return in outputs:
         marked: list[nodes.Expr] = []
         for piece in _pieces(output):
-            if may_return and not (isinstance(piece, nodes.TemplateData) and piece.data in (OPEN, CLOSE)):
+            if may_return and getattr(piece, "data", "") not in (OPEN, CLOSE):
                 line = nodes.Const(piece.lineno)
                 marked.append(nodes.Filter(piece, _NOTE, [line], [], None, None, lineno=piece.lineno))
-            elif may_return:
-                marked.append(piece)
             else:
-                marked += [nodes.TemplateData(_line_mark(piece.lineno), lineno=piece.lineno), piece]
+                mark = nodes.TemplateData(_line_mark(piece.lineno), lineno=piece.lineno)
+                marked += [piece] if may_return else [mark, piece]
         output.nodes = marked
-    code = WRITTEN_THROUGH.compile(tree)
-    template = WRITTEN_THROUGH.template_class.from_code(
-        WRITTEN_THROUGH, code, dict(WRITTEN_THROUGH.globals), lambda: True
-    )
+    template = WRITTEN_THROUGH.from_string(tree)
+    template.globals = dict(template.globals)
     return template, not has_tags, not (has_tags or any(may_return for _, may_return in outputs))
 
 
