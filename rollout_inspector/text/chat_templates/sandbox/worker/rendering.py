@@ -139,8 +139,8 @@ WRITTEN_THROUGH.filters[_NOTE] = _note
 
 @lru_cache(maxsize=16)
 def compiled_with_lines(text: str) -> tuple[jinja2.Template, bool, bool]:
-    """The template writing a mark with its line before everything it writes; whether its render without notes is the
-    plain one, because it has no generation tags; and whether it reads none of its output. Then one render tells all.
+    """The template writing a mark with its line before everything it writes. Whether its render without notes is the
+    plain one: it has no generation tags. And whether it reads none of its output: then one render tells all.
 
     Jinja keeps no line for constant text: the generator's frame names the statement before it. The output of macros
     and blocks returns to the template as text, with its marks. Such a mark holds for the noted text only, so that no
