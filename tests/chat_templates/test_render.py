@@ -13,6 +13,7 @@ from rollout_inspector.text.chat_templates.probes.checks import all_probes, make
 from rollout_inspector.text.chat_templates.sandbox import client
 from rollout_inspector.text.chat_templates.sandbox.client import Rendered
 from rollout_inspector.text.chat_templates.sandbox.render import TemplateRenderer
+from rollout_inspector.text.chat_templates.sandbox.worker import rendering
 from rollout_inspector.text.tokenizers import load
 
 DUMMY_CALL = [{"type": "function", "function": {"name": "dummy", "arguments": {}}}]
@@ -113,7 +114,18 @@ def test_lines_inside_macros_and_blocks() -> None:
     assert written.line_at(written.text.index("*1*")) == 8
     # A template that looks at what its macro wrote would see the marks: then the line of the call is what is left.
     template = "{% macro m() %}ab{% endmacro %}\n{{ m() | length }}"
-    assert written_by(renderer(None, template), CALLED).text == "2"
+    written = written_by(renderer(None, template), CALLED)
+    assert (written.text, written.line_at(0)) == ("2", 2)
+
+
+@pytest.mark.parametrize(("template", "n_plain"), [
+    ("{% macro m(x) %}{{ x }}{% endmacro %}{% if m('a') %}{{ m('b') }}{% endif %}", 0),
+    ("{% macro m(x) %}{% generation %}{{ x }}{% endgeneration %}{% endmacro %}{{ m('b') }}", 1),
+])
+def test_only_generation_tags_need_a_second_compilation(template: str, n_plain: int) -> None:
+    compiled = rendering.compiled.cache_info().misses
+    assert rendering.render_with_lines(template, {})["text"] == "b"
+    assert rendering.compiled.cache_info().misses - compiled == n_plain
 
 
 def test_generation_spans() -> None:

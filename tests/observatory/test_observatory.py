@@ -22,9 +22,12 @@ def test_a_folder_becomes_a_site_and_its_json(tmp_path: Path, capsys: pytest.Cap
     found = json.loads((site / "templates.json").read_text())
     values = {value["name"]: value for value in found["templates"]}
     assert len(values) == 4 and values["again.jinja"]["same"] == ["plain1.jinja"]
-    rewrites = values["plain2.jinja"]["purposes"]["TITO with tool results"]
+    rewrites_all = values["plain2.jinja"]["purposes"]
+    rewrites = rewrites_all["TITO with tool results"]
     assert rewrites["safe"] is False and rewrites["line"] == 3 and "loop.last" in rewrites["source"]
     assert {"forged_role", "turn_marks"} <= {shape["shape"] for shape in values["plain2.jinja"]["shapes"]}
+    parsed = rewrites_all["parse(render(m)) = m"]["missing"]
+    assert parsed.startswith("A template cannot parse")
     assert values["broken.jinja"]["error"] and values["broken.jinja"]["purposes"] == {}
     for value in values.values():
         for verdict in value["purposes"].values():

@@ -45,7 +45,7 @@ def purpose_value(purpose: Purpose, report: CheckReport) -> dict[str, Any]:
     group = [check for check in report.checks if check.purpose is purpose and check.decisive]
     safe, sentence = outcome_of(purpose, report.checks), report.verdicts.get(purpose.value, "not available")
     broken = next((check for check in group if check.status is CheckStatus.BROKEN), None)
-    lack = missing(group) if safe is None else ""
+    lack = missing(group, sentence) if safe is None else ""
     return {"safe": safe, "sentence": sentence, **cause(broken, report), "missing": lack}
 
 
@@ -59,12 +59,14 @@ def cause(check: Check | None, report: CheckReport) -> dict[str, Any]:
     return {"cause": check.detail, "line": line, "source": line_text(report.chat_template, line)}
 
 
-def missing(group: Sequence[Check]) -> str:
-    """What the template lacks, so that the purpose cannot be decided."""
-    hidden = sorted({check.unrendered for check in group if check.unrendered})
+def missing(group: Sequence[Check], sentence: str) -> str:
+    """What the template lacks, so that the purpose cannot be decided. ``sentence``: its verdict."""
+    if not group:
+        return "A template cannot parse what it renders; a renderer of the package renderers can."
+    hidden = sorted({words for check in group for words in check.unrendered.split(", ") if words})
     if hidden:
         return f"It does not render {', '.join(hidden)}."
-    return next((check.detail for check in group if check.detail), "It answers no probe of this purpose.")
+    return next((check.detail for check in group if check.status is not CheckStatus.OK and check.detail), sentence)
 
 
 def look(path: str, root: Path, repairs: bool) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def branches(template: str) -> Iterator[tuple[Piece, Piece, range]]:
 def deciding_condition(template: str, one: int | None, other: int | None) -> Piece | None:
     """The innermost condition that guards one of two lines and not the other: the likeliest cause of a difference.
     ``one`` and ``other``: 1-based lines of the template, None = not known. Returns None where there is none."""
-    if one is None or other is None:
+    if one is None or other is None or one == other:
         return None
     for line, against in ((one, other), (other, one)):
         guarding = [branch for branch in branches(template) if line in branch[2] and against not in branch[2]]

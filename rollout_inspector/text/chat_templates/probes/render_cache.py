@@ -22,6 +22,7 @@ CONTROL_SHAPE = re.compile(r"<[|｜/]?[^<>\s]{1,40}>|\[/?[A-Z_]{2,30}\]|</s>|<s>
 """What a control token looks like, if no tokenizer lists its control tokens."""
 
 T = TypeVar("T")
+_encoded = json.JSONEncoder(default=list).encode
 
 
 class NotYet(Exception):
@@ -131,10 +132,8 @@ class RenderCache:
 
 def key_of(conversation: Conversation) -> str:
     """A key that equal conversations share."""
-    return json.dumps(
-        [list(conversation.messages), conversation.tools, conversation.kwargs, conversation.add_generation_prompt],
-        default=list,
-    )
+    messages, *others = conversation
+    return _encoded([list(messages), *others])
 
 
 CheckFunction = Callable[[RenderCache], Check]

@@ -15,7 +15,7 @@ import threading
 import time
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
@@ -27,7 +27,7 @@ from rollout_inspector.streams.trajectory import Ids
 from rollout_inspector.text.processes import Late, LimitedProcess, ProcessEnded
 
 CPU_SECONDS = 2
-WALL_SECONDS = 2.7
+QUICK_SECONDS, WALL_SECONDS = 0.2, 2.7
 STARVED_SECONDS, STARVED_WALL_SECONDS = 0.5, 10.0
 """A render that got less computing time than this gets more time, because the machine is overloaded."""
 MEMORY_BYTES = 400_000_000  # Memory of a worker beyond what it maps at its start.
@@ -126,15 +126,16 @@ class Worker(LimitedProcess):
     def answer(self, until: float) -> Any:
         """The next message, within ``WALL_SECONDS``, or ``STARVED_WALL_SECONDS`` if the worker gets no computing time.
         Raises ``Late`` or ``ProcessEnded``."""
-        used = self.cpu_seconds()
-        try:
-            data = self.receive(min(until, time.monotonic() + WALL_SECONDS))
-        except Late:
+        asked_at, used = time.monotonic(), 0.0
+        for seconds in (QUICK_SECONDS, WALL_SECONDS, WALL_SECONDS + STARVED_WALL_SECONDS):
+            with suppress(Late):
+                data = self.receive(min(until, asked_at + seconds))
+                return json.loads(data.decode("utf-8", "surrogatepass"))
+            used = self.cpu_seconds() - used  # since the time before; slow to read, and most answers are quick
             # A template cannot sleep. If it has hardly computed, it is not slow: its worker had to wait.
-            if self.cpu_seconds() - used > STARVED_SECONDS:
-                raise
-            data = self.receive(min(until, time.monotonic() + STARVED_WALL_SECONDS))
-        return json.loads(data.decode("utf-8", "surrogatepass"))
+            if seconds == WALL_SECONDS and used > STARVED_SECONDS:
+                break
+        raise Late
 
     def cpu_seconds(self) -> float:
         """Seconds of computing time that the worker has used so far."""
@@ -228,9 +229,7 @@ def _outcome(message: Mapping[str, Any]) -> Rendered:
         return Rendered(**message)
     if "series" in message:
         return Rendered(series=tuple(_series(message["series"])))
-    lines, spans, tracked = (
-        tuple((a, b) for a, b in message.get(name, ())) for name in ("lines", "spans", "tracked_spans")
-    )
+    lines, spans, tracked = (tuple(map(tuple, message.get(it, ()))) for it in ("lines", "spans", "tracked_spans"))
     return Rendered(text=message["text"], lines=lines, spans=spans, tracked_spans=tracked)
 
 

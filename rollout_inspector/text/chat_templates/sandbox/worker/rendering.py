@@ -6,7 +6,7 @@ import datetime
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import lru_cache
 from itertools import takewhile
@@ -118,6 +118,7 @@ def compiled(text: str) -> jinja2.Template:
 class NotedTexts:
     """Texts that this render wrote where the template may read them."""
 
+    are_noted = True  # False = each text is written as it is, without a mark.
     by_mark: dict[str, tuple[int, str]] = {}  # Mark -> the line that wrote, and what it wrote, with the marks inside.
 
 
@@ -125,6 +126,8 @@ class NotedTexts:
 def _note(_: Any, value: Any, line: int) -> str:
     """The text of a value behind a new mark that stands for the line and for this very text."""
     text = str(value)
+    if not NotedTexts.are_noted:
+        return text
     mark = f"\x00{_SEEN}{_unguessable()}\x00"
     NotedTexts.by_mark[mark] = line, text
     return mark + text
@@ -135,44 +138,43 @@ WRITTEN_THROUGH.filters[_NOTE] = _note
 
 
 @lru_cache(maxsize=16)
-def compiled_with_lines(text: str, inside_macros: bool) -> tuple[jinja2.Template, bool]:
-    """The template writing a mark with its line before everything it writes, and whether it reads none of its output.
-
-    Then it writes what it writes without marks, and one render tells all.
+def compiled_with_lines(text: str) -> tuple[jinja2.Template, bool, bool]:
+    """The template writing a mark with its line before everything it writes. Whether its render without notes is the
+    plain one: it has no generation tags. And whether it reads none of its output: then one render tells all.
 
     Jinja keeps no line for constant text: the generator's frame names the statement before it. The output of macros
     and blocks returns to the template as text, with its marks. Such a mark holds for the noted text only, so that no
     template can claim a line for a text which that line did not write.
     """
     tree = WRITTEN_THROUGH.parse(text)
-    returned = _outputs(tree.find_all((nodes.Macro, nodes.AssignBlock, nodes.CallBlock, nodes.FilterBlock)))
-    may_return = _outputs(node for node in tree.find_all((nodes.Block, nodes.For)) if getattr(node, "recursive", True))
-    outputs = list(tree.find_all(nodes.Output))
-    has_tags = any(getattr(piece, "data", "") == OPEN for output in outputs for piece in output.nodes)
-    for output in outputs:
-        if id(output) in returned and not inside_macros:
-            continue
-        is_seen = id(output) in returned or id(output) in may_return
+    outputs = [*_outputs(tree)]
+    has_tags = any(getattr(piece, "data", "") == OPEN for output, _ in outputs for piece in output.nodes)
+    for output, may_return in outputs:
         marked: list[nodes.Expr] = []
         for piece in _pieces(output):
-            if is_seen and not (isinstance(piece, nodes.TemplateData) and piece.data in (OPEN, CLOSE)):
+            if may_return and getattr(piece, "data", "") not in (OPEN, CLOSE):
                 line = nodes.Const(piece.lineno)
                 marked.append(nodes.Filter(piece, _NOTE, [line], [], None, None, lineno=piece.lineno))
-            elif is_seen:
-                marked.append(piece)
             else:
-                marked += [nodes.TemplateData(_line_mark(piece.lineno), lineno=piece.lineno), piece]
+                mark = nodes.TemplateData(_line_mark(piece.lineno), lineno=piece.lineno)
+                marked += [piece] if may_return else [mark, piece]
         output.nodes = marked
-    tree.set_environment(WRITTEN_THROUGH)
-    code = WRITTEN_THROUGH.compile(tree)
-    template = WRITTEN_THROUGH.template_class.from_code(
-        WRITTEN_THROUGH, code, dict(WRITTEN_THROUGH.globals), lambda: True
-    )
-    return template, not (returned or may_return or has_tags)
+    template = WRITTEN_THROUGH.from_string(tree)
+    template.globals = dict(template.globals)
+    return template, not has_tags, not (has_tags or any(may_return for _, may_return in outputs))
 
 
-def _outputs(within: Iterable[nodes.Node]) -> set[int]:
-    return {id(output) for node in within for output in node.find_all(nodes.Output)}
+_RETURNING = nodes.Macro, nodes.AssignBlock, nodes.CallBlock, nodes.FilterBlock, nodes.Block
+
+
+def _outputs(node: nodes.Node, may_return: bool = False) -> Iterator[tuple[nodes.Output, bool]]:
+    """Every output below a node, and whether it may return to the template as text."""
+    if isinstance(node, nodes.Output):
+        yield node, may_return
+    may_return = may_return or isinstance(node, _RETURNING) or (isinstance(node, nodes.For) and node.recursive)
+    for child in node.iter_child_nodes():
+        if isinstance(child, nodes.Stmt):
+            yield from _outputs(child, may_return)
 
 
 def _pieces(output: nodes.Output) -> Iterator[nodes.Expr]:
@@ -200,25 +202,25 @@ def render_plain(text: str, variables: dict[str, Any]) -> dict[str, Any]:
 
 def render_with_lines(text: str, variables: dict[str, Any]) -> dict[str, Any]:
     """The plain render, the template line of each stretch, and where generation blocks really begin and end."""
-    template = is_exact = None
+    template = is_plain = is_exact = None
     with suppress(Exception):  # the plain render below says what is wrong, and where
-        template, is_exact = compiled_with_lines(text, True)
-    if template is not None and is_exact:
-        return {**_lines(template, variables), "tracked_spans": []}
-    answer = render_plain(text, variables)
-    for inside_macros in (True, False):
-        try:
-            lines = _lines(compiled_with_lines(text, inside_macros)[0], variables)
-        except Exception:
-            continue
-        # A template that measures or cuts the output of its macros meets the marks. Then the text differs here.
-        if lines["text"] == answer["text"]:
-            return {**answer, **lines}
-    return {**answer, "lines": [[len(answer["text"]), 0]] if answer["text"] else [], "spans": answer["tracked_spans"]}
+        template, is_plain, is_exact = compiled_with_lines(text)
+    if template is not None and is_plain:
+        answer = {**_lines(template, variables, are_noted=False), "tracked_spans": []}
+    else:
+        answer = render_plain(text, variables)
+    for are_noted in (True, False) if template is not None and not is_exact else ():
+        with suppress(Exception):
+            lines = _lines(template, variables, are_noted)
+            # A template that measures or cuts the output of its macros meets the marks. Then the text differs here.
+            if lines["text"] == answer["text"]:
+                return {**answer, **lines}
+    unknown = [[len(answer["text"]), 0]] if answer["text"] else []
+    return {"lines": unknown, "spans": answer["tracked_spans"], **answer}
 
 
-def _lines(template: jinja2.Template, variables: dict[str, Any]) -> dict[str, Any]:
-    NotedTexts.by_mark = {}
+def _lines(template: Any, variables: dict[str, Any], are_noted: bool) -> dict[str, Any]:
+    NotedTexts.are_noted, NotedTexts.by_mark = are_noted, {}
     pieces: list[str] = []
     lines: list[list[int]] = []
     spans: list[tuple[int, int]] = []

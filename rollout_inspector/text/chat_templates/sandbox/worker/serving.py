@@ -109,8 +109,7 @@ def main(memory: int, confine: Callable[[int], str]) -> None:
         SandboxLimits.output_chars = request["output_chars"]
         SandboxLimits.cpu_seconds = request["cpu_seconds"]
         for job in request["jobs"]:
-            answers_to = answer_series if job["renders"] else answer
-            answered = answers_to(request["template"], job)
+            answered = (answer_series if job["renders"] else answer)(request["template"], job)
             try:
                 write_message(answers, answered)
             except MemoryError:
