@@ -221,6 +221,20 @@ def test_a_template_that_reads_lists_of_parts_alone_is_probed_with_them(
     assert status(report, "per_message") == "ok" and status(report, "content_as_list") in ("raises", "broken")
 
 
+def test_a_message_that_raises_alone_decides_message_by_message(tiny_tokenizer: Path) -> None:
+    """The whole conversation is rendered, so the template is right, and this way to use it cannot work."""
+    raising = "{{ raise_exception('no user has asked') }}"
+    report = check(load(tiny_tokenizer), f"{{% if messages[0].role == 'assistant' %}}{raising}{{% endif %}}" + PLAIN)
+    assert status(report, "per_message") == "broken"
+    verdict = report.verdicts["message by message"]
+    assert verdict.startswith("not safe") and "no user has asked (with the messages assistant)" in verdict
+    # Where the conversation raises as well, nothing was compared.
+    refusing = f"{{% for m in messages %}}{{% if m.role == 'system' %}}{raising}{{% endif %}}{{% endfor %}}"
+    report = check(load(tiny_tokenizer), refusing + PLAIN)
+    assert status(report, "per_message") == "raises"
+    assert not report.verdicts["message by message"].startswith("not safe")
+
+
 def test_a_template_that_refuses_tools_is_not_checked_for_them(tiny_tokenizer: Path) -> None:
     refusing = "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}" + TURN
     refusing += "{% endfor %}"

@@ -107,8 +107,10 @@ def per_message(cache: RenderCache) -> Check:
     question = Check("per_message", "Each message rendered alone", Purpose.PER_MESSAGE)
     messages: list[Message] = [system("SYSX1"), user("UQ1"), cache.form.assistant("ANSX1"), user("UQ2")]
     whole, *alone = cache.renders(cache.conversation(messages), *(cache.conversation([m]) for m in messages))
-    if failed := question.raised(whole, *alone):
+    if failed := question.raised(whole):
         return failed
+    if failed := question.raised(*alone):
+        return question.broken(f"A message alone cannot be rendered: {failed.detail}", line=failed.line)
     joined = "".join(side.text for side in alone)
     if joined == whole.text:
         return question.ok("The joined renders are the render of the conversation.")
