@@ -11,7 +11,7 @@ from rollout_inspector.diagnose.gap.token_classes import TokenClass, TokenClasse
 from rollout_inspector.diagnose.gap.tokens import GapCollector
 from rollout_inspector.streams.trajectory import Row, Step, Trajectory
 from tests.samples import gap_runs
-from tests.samples.gap_runs import PLANTED, PROMPT, Made, ToyRun, tokens_of
+from tests.samples.gap_runs import LENGTH, PLANTED, PROMPT, Made, ToyRun, tokens_of
 from tests.samples.gap_shapes import SHAPES, shaped_gap
 
 SEEDS = range(4)
@@ -212,6 +212,28 @@ def test_two_causes_in_one_run_are_both_named() -> None:
     for made in rows[::8]:
         made.trainer[PROMPT : PROMPT + 20] = 0.0
     assert named(rows) == ("placeholder", "weights_not_delivered")
+
+
+def test_repeated_routing_is_named_behind_lost_weights_by_the_quietest_step_alone() -> None:
+    """Three of four rows repeat their routing, so the first step is less than three times as quiet as the next."""
+    for seed in (4, 5, 6):
+        run = ToyRun(seed)
+        rows = run.rows(lambda step: 0)
+        for n, made in enumerate(rows):
+            made.routing = 0.3 * (n % 4 > 0)
+        assert named(rows) == ("weights_not_delivered",)
+        for made in rows:
+            if made.routing:
+                made.trainer += run.random.choice([-0.15, 0.15], LENGTH) * made.mask
+        assert named(rows) == ("routing_repeated", "weights_not_delivered")
+
+
+def test_a_gap_of_certain_tokens_alone_has_a_cause() -> None:
+    """No token is uncertain enough to say which steps are quiet."""
+    rows = gap_runs.clean(0)
+    for made in rows:
+        made.sampler, made.trainer = -0.001 * made.mask, -0.03 * made.mask
+    assert named(rows) == ("top_p_renormalised",)
 
 
 def test_the_first_step_that_shows_it_is_named_long_before_the_last() -> None:

@@ -20,9 +20,9 @@ MIN_TOKENS = 32  # A cause that fewer tokens show is not named.
 MIN_STEPS = 4  # Training steps that a trend needs.
 STATIONARY = 0.3
 """The first third of the steps shows at least this part of what the last third shows: no training made it."""
-QUIET_STEPS, QUIET_TIMES = 3, (1.5, 3.0)
-"""Steps are quiet up to so many times the gap of the third one, in the order of their gaps, or of the quieter half
-of few steps; first strictly."""
+QUIET = ((1.0, 1), (1.5, 1), (3.0, 1), (1.5, 2), (1.5, 3), (2.0, 3), (3.0, 3), (3.0, 5))
+"""Steps are quiet up to so many times the gap of the first one, of the second or of a later one, in the order of their
+gaps. Of few steps the one in the middle is the last that counts."""
 
 
 @dataclass(frozen=True)
@@ -83,16 +83,14 @@ class CauseCase:
         uncertainty = float(values_at(self.tokens.uncertainty, where).sum(dtype=np.float64))
         return float(values_at(self.tokens.size, where).sum(dtype=np.float64)) / uncertainty if uncertainty else 0.0
 
-    def quiet(self, times: float = QUIET_TIMES[-1], nth: int = QUIET_STEPS) -> Mask:
-        """The tokens ``[N]`` of the training steps that agree best: there a cause shows that another one covers later.
+    def quiet(self) -> list[Mask]:
+        """The tokens ``[N]`` of the training steps that agree best, from few steps to many by :data:`QUIET`.
 
-        The steps are those with at most so many times the gap of the ``nth`` one.
-
-        All tokens where no step is recorded, or no step agrees better than others.
+        There a cause shows that another one covers later. All tokens where no step is recorded, or all are certain.
         """
         tokens, steps = self.tokens, self.tokens.step_of_row
-        if not len(steps) or steps.min() < 0:
-            return np.ones(len(tokens), np.bool_)
+        if steps.min() < 0 or not (tokens.uncertainty > AGREE_MEAN).any():
+            return [np.ones(len(tokens), np.bool_)]
         if tokens not in self._step_units:
             # The geometric mean: few tokens that lie far off say little of the others.
             doubtful, logs = tokens.uncertainty > AGREE_MEAN, np.maximum(tokens.uncertainty, AGREE_MEAN)
@@ -100,8 +98,9 @@ class CauseCase:
             names, units = means_of(steps, tokens.per_row(logs, doubtful), tokens.per_row(doubtful))
             self._step_units[tokens] = names, np.exp(units)
         names, units = self._step_units[tokens]
-        limit = times * float(np.sort(units)[min(nth, max(len(units) // 2, 1)) - 1])
-        return tokens.of_rows(np.isin(steps, names[units <= limit]))
+        limits = [times * np.sort(units)[min(nth, max(len(units) // 2, 1)) - 1] for times, nth in QUIET]
+        few_to_many = sorted({int((units <= limit).sum()): limit for limit in limits}.items())
+        return [tokens.of_rows(np.isin(steps, names[units <= limit])) for _, limit in few_to_many]
 
     def is_apart(self, where: Mask, others: Mask, factor: float = 2.0) -> bool:
         """Whether tokens disagree and others do not, by this factor. A smaller gap needs a clearer difference."""

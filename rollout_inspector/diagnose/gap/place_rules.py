@@ -382,7 +382,7 @@ def heavy_behind(case: CauseCase) -> None:
     """Ids or single tokens that lie far from others of the same surprise, where a cause of all tokens covers them.
     Looks in the steps that agree best. Tokens are compared with others of the same surprise to the side that finds them
     likelier, because a temperature moves these alike."""
-    tokens, looked = case.tokens, case.left & case.quiet()
+    tokens, looked = case.tokens, case.left & case.scope
     if looked.sum() < 500 or any(cause.cause == HEAVY for cause in case.causes):
         return
     logprobs = values_at(np.maximum(tokens.sampler, tokens.trainer), looked)

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise, product
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rollout_inspector.diagnose.gap.cause_case import QUIET_STEPS, QUIET_TIMES, Cause, CauseCase, limits_of
+from rollout_inspector.diagnose.gap.cause_case import Cause, CauseCase, limits_of
 from rollout_inspector.diagnose.gap.cause_kinds import CAUSES, TEACHER_CAUSES, GapCause
 from rollout_inspector.diagnose.gap.figures import GapFigures, effective_share
 from rollout_inspector.diagnose.gap.place_rules import OF_SCOPE, PLACE_RULES, heavy_behind
@@ -37,7 +37,9 @@ def causes_of(tokens: GapTokens) -> tuple[list[Cause], dict[str, str]]:
     case, n_in_places = _states(states[-1], RUN_RULES)[-1], len(states[-1].causes)
     if any(cause.cause in OVER_ALL for cause in case.causes):
         behind = _also_in_quiet_steps(states)
-        heavy_behind(behind)
+        for scope in behind.quiet():
+            behind.scope = scope
+            heavy_behind(behind)
         if len(behind.causes) > n_in_places:  # else the rules of the run name the same again
             behind = _states(behind, RUN_RULES)[-1]
             names, more = ({cause.cause for cause in view.causes} for view in (case, behind))
@@ -67,20 +69,19 @@ def _states(case: CauseCase, rules: Sequence[Callable[[CauseCase], None]]) -> li
 def _also_in_quiet_steps(states: list[CauseCase]) -> CauseCase:
     """What the rules of places name where those of a scope look in all steps, and where nothing shows in those that
     agree best. ``states``: before each of the rules in all steps, and behind the last one."""
-    quiet = (*((times, QUIET_STEPS) for times in QUIET_TIMES), (QUIET_TIMES[-1], 1))
-    for rule, (times, nth) in product(OF_SCOPE, quiet):
-        n = PLACE_RULES.index(rule)
-        view, n_causes = states[n].copied(), len(states[n].causes)
-        view.scope = view.quiet(times, nth)
-        if len(states[n + 1].causes) == n_causes and not view.scope.all():
-            rule(view)
-        if len(view.causes) > n_causes:
-            view.scope = states[n].scope
-            states[n + 1 :] = _states(view, PLACE_RULES[n + 1 :])
+    for n in map(PLACE_RULES.index, OF_SCOPE):
+        for scope in states[n].quiet():
+            view, n_causes = states[n].copied(), len(states[n].causes)
+            view.scope = scope
+            if len(states[n + 1].causes) == n_causes and not scope.all():
+                PLACE_RULES[n](view)
+            if len(view.causes) > n_causes:
+                view.scope = states[n].scope
+                states[n + 1 :] = _states(view, PLACE_RULES[n + 1 :])
     return states[-1].copied()
 
 
-VERSION = 6  # Raise it when a report says other things than before: stored ones are then stale.
+VERSION = 7  # Raise it when a report says other things than before: stored ones are then stale.
 MAX_WORST = 50  # Tokens that a report lists, those of the greatest absolute d.
 SCANNED = 1024  # Tokens of a stretch, of which the greatest absolute d alone is looked at first.
 LONG = 8  # Tokens that stretches of one part have on the mean at least, where they are added up first.
