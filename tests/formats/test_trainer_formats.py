@@ -150,6 +150,19 @@ def test_a_step_of_skyrl_ends_where_its_mask_ends() -> None:
     assert len(single.steps) == 1 and single.rows == ()
 
 
+def test_a_mask_of_skyrl_is_no_witness_for_itself() -> None:
+    """https://github.com/NovaSky-AI/SkyRL/pull/710: the template, and not the mask, tells what was sampled."""
+    whole = {key: value for key, value in SKYRL_OBSERVED.items() if key not in ("is_last_step", "trajectory_ids")}
+    assert all(row.origin is None for one in read(jsonl(whole))[1] for row in one.rows)
+
+
+def test_the_routing_of_a_step_of_verifiers_stands_in_its_tokens() -> None:
+    """https://github.com/PrimeIntellect-ai/verifiers/pull/1423"""
+    for n, expected in ((4, ["routing_misaligned"]), (3, []), (2, [])):
+        (one,) = read(jsonl(changed(LEGACY, "trajectory", 0, "tokens", "routed_experts", to=[[[1, 2]]] * n)))[1]
+        assert [f.kind for f in diagnose(one, None) if f.kind == "routing_misaligned"] == expected
+
+
 def test_the_group_of_a_skyrl_id_is_its_instance() -> None:
     for ids in (["q_7_0", "q_7_0", "q_7_1"], [{"instance_id": "q_7", "repetition_id": n} for n in (0, 0, 1)]):
         found = read(jsonl({**SKYRL, "trajectory_ids": ids}))[1]

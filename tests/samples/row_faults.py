@@ -118,6 +118,8 @@ WITNESSES = {
     "separator_trained": [
         trained(4, 1),
         *(row([(HEAD + OPEN, 0), (ONE + SHUT + more, 1), (LINE + TOOL, 0)]) for more in (SHUT, SHUT + LINE)),
+        row([(HEAD + OPEN, 0), (ONE + SHUT + TWO[:1] * 5, 1)]),
+        row([(HEAD + OPEN, 0), (ONE + SHUT + TWO, 1)], logprobs=None, columns={}),
     ],
     "stop_token_untrained": [stop_masked()],
     "mask_overrun": [all_of_it(True), all_of_it(False)],
@@ -128,6 +130,7 @@ WITNESSES = {
         row([(HEAD + OPEN, 0), (ONE, 1), (LINE + TWO[:4] + SHUT, 0)], logprobs=None, columns={}),
         row([(HEAD + OPEN, 0), (ONE + SHUT, 1), (LINE + TOOL + OPEN + TWO, 0)], logprobs=None, columns={}),
         replace(mask_later(9), columns={}),
+        row([(HEAD + OPEN, 0), (ONE + SHUT, 1), (LINE + OPEN + TWO * 3, 0), (SHUT, 1)], logprobs=None, columns={}),
     ],
     "logprob_invalid": [
         with_logprob(-9999.0),
