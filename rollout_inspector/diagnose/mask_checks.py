@@ -315,7 +315,11 @@ def _run_faults(row: Row, marks: TurnBoundaries, start: int, stop: int) -> Itera
     ends = np.isin(row.ids[start:stop], list(marks.known_stops))
     behind_stop = np.flatnonzero(ends[:-1]) + start + 1
     opened = behind_stop[(row.ids[behind_stop] == marks.bos_id) & (marks.bos_id not in marks.known_stops)]
-    tail = slice(behind_stop[-1] if opens and behind_stop.size else stop, stop)  # may be words without a header
+    behind_stop = behind_stop if opens and not opened.size else behind_stop[:0]
+    if behind_stop.size and (marks.special[start:stop] & ~ends)[behind_stop[0] - start :].any():
+        yield _trained("observation_trained", int(behind_stop[0]), stop)
+        return
+    tail = slice(behind_stop[-1] if behind_stop.size else stop, stop)  # may be words without a header
     if opened.size or not (marks.special[tail].any() or marks.blank[tail].all()):
         yield _trained("separator_trained", int(opened[0] if opened.size else tail.start), stop)
         return

@@ -310,8 +310,7 @@ def reply_text_lost(case: DiagnosisContext, index: int) -> Finding | None:
     more = f" and at {counted(len(lost) - 1, 'more place')}" if len(lost) > 1 else ""
     places = tuple((start + first, start + stop) for _, first, stop in lost[:_PLACES])
     fault = Fault(
-        "reply_text_lost",
-        f"The message of step {index} does not hold {what}: “{clipped(lost[0][0], 100)}”{more}.",
+        "reply_text_lost", f"The message of step {index} does not hold {what}: “{clipped(lost[0][0], 100)}”{more}.",
         *places[0], severity=Severity.INFO if is_reasoning else None, places=places if len(places) > 1 else (),
     )
     return finding_on_step(case, index, fault)

@@ -156,6 +156,15 @@ def test_a_mask_of_skyrl_is_no_witness_for_itself() -> None:
     assert all(row.origin is None for one in read(jsonl(whole))[1] for row in one.rows)
 
 
+def test_a_row_knows_how_long_its_prompt_was() -> None:
+    """What the prompt holds of the assistant's turn, a prefill, was not sampled."""
+    batch = {"prompt_ids": [[1, 2, 3]], "completion_ids": [[4, 5]]}
+    verl = {"prompt_ids": [1, 2, 3], "response_ids": [4, 5], "response_mask": [1, 1]}
+    whole = {"prompt_token_ids": [[1, 2, 3]], "response_ids": [[4, 5]], "loss_masks": [[1, 1]], "rewards": [1.0]}
+    for value in (batch, verl, whole):
+        assert read(jsonl(value))[1][0].rows[0].extra["prompt_length"] == 3
+
+
 def test_the_routing_of_a_step_of_verifiers_stands_in_its_tokens() -> None:
     """https://github.com/PrimeIntellect-ai/verifiers/pull/1423"""
     for n, expected in ((4, ["routing_misaligned"]), (3, []), (2, [])):
@@ -225,7 +234,8 @@ def test_expert_routing_is_kept_with_what_it_belongs_to() -> None:
     wrong = [(f.kind, f.step) for one in (a, b) for f in diagnose(one, None) if f.severity == "error"]
     assert wrong == [("routing_misaligned", 0)]  # 4 rows for 3 ids; 5 for 6, and 2 for 2, are as they should be
     whole = {**{key: value for key, value in batch.items() if key != "is_last_step"}, "trajectory_ids": ["a", "b", "c"]}
-    assert [(one.extra, one.rows[0].extra) for one in read(jsonl(whole))[1]] == [({}, {"routing": one}) for one in kept]
+    rows = [(one.extra, one.rows[0].extra["routing"]) for one in read(jsonl(whole))[1]]
+    assert rows == [({}, routing) for routing in kept]
 
 
 def test_gateway_traces() -> None:

@@ -112,6 +112,7 @@ WITNESSES = {
     "length_mismatch": [row(loss_mask=row().loss_mask[:-2]), row(extra={"advantages": [0.7, 0.7, 0.0]})],
     "observation_trained": [
         observation_trained(),
+        row([(HEAD + OPEN, 0), (ONE + SHUT + LINE + TOOL, 1), (OPEN, 0), (TWO + SHUT, 1)]),
         *(row([(HEAD + OPEN, 0), (ONE + SHUT + LINE + TOOL + OPEN + TWO + SHUT, 1), (LINE, 0)][:n]) for n in (2, 3)),
     ],
     "generation_prompt_trained": [trained(1, 1), trained(6, 1)],

@@ -116,7 +116,7 @@ class _Element:
         return Row(
             ids=np.concatenate([self.prompt, self.response]),
             loss_mask=np.concatenate([np.zeros(n, dtype=np.bool_), self.mask]), logprobs=shapes.after(n, self.logprobs),
-            columns=columns, step_indices=step_indices,
+            columns=columns, step_indices=step_indices, extra={"prompt_length": n},
         )
 
 
