@@ -6,18 +6,20 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from rollout_inspector.diagnose.finding import Severity
 from rollout_inspector.diagnose.kinds import title_of
 from tests.conftest import corpus_folder
 from tests.samples.field_cases import FieldAnswer, FieldCase, answer, field_cases
 
 MAX_TEXT = 260
+_VERDICTS = ("right", "partly", "silent", "alarm")
 _HEAD = """\
 # Public reports, and what the check says of them
 
-Each report was rebuilt as a file from its public thread by somebody who had not seen the rules. The files are not part
-of the repository. The rules were mended with these files at hand, so the counts are no forecast for other reports.
-`python -m benchmarks.measures.field --write docs/field.md` reads them beside the corpus and writes
-this page.
+Each report was rebuilt as a file from its public thread, and what a reader expects was written down before the check
+ran. The rules were mended with these files at hand, so the counts are no forecast for other reports.
+`python -m benchmarks.measures.field --write docs/field.md` writes this page. It reads files beside the corpus, which
+are not part of the repository, and those of `tests/field/cases`.
 
 *Right*: the check names the expected kind at the expected place, or reads a healthy file without an error or a
 warning. *Partly*: it names another kind, or another one beside it. *Silent*: it names nothing. *Alarm*: an error or a
@@ -29,18 +31,28 @@ def lines(answers: Sequence[tuple[FieldCase, FieldAnswer]]) -> Iterator[str]:
     """The page as Markdown, line by line."""
     yield _HEAD
     verdicts = Counter(answer.verdict for _, answer in answers)
-    yield "| reports | right | partly | silent | alarm |\n|---|---|---|---|---|"
-    counts = " | ".join(str(verdicts[name]) for name in ("right", "partly", "silent", "alarm"))
+    yield "| files | right | partly | silent | alarm |\n|---|---|---|---|---|"
+    counts = " | ".join(str(verdicts[name]) for name in _VERDICTS)
     yield f"| {len(answers)} | {counts} |\n"
+    own = [case for case, _ in answers if case.is_own]
+    for what, cases in (
+        ("reports", [case for case in own if case.kinds]), ("twins without the fault", [c for c in own if not c.kinds])
+    ):
+        first = Counter(case.at_first for case in cases)
+        counted = ", ".join(f"{first[name]} {name}" for name in _VERDICTS)
+        yield f"Before a rule was changed, the {len(cases)} {what} in `tests/field/cases` were: {counted}.\n"
     yield "| report | source | what happened | verdict | what the check says |\n|---|---|---|---|---|"
     for case, one in answers:
-        number = case.slug.split("-")[0]
-        cells = number, _cell(case.source), _cell(case.what), one.verdict, _cell(_first_sentences(one))
+        cells = case.number, _cell(case.source), _cell(case.what), one.verdict, _cell(_first_sentences(one))
         yield f"| {' | '.join(cells)} |"
 
 
 def _first_sentences(answer: FieldAnswer) -> str:
-    sentences = [f"{title_of(one.finding.kind)}: {one.finding.evidence}" for one in answer.findings[:2]]
+    notes = {Severity.INFO: " (a note)"}
+    sentences = [
+        f"{title_of(one.kind)}{notes.get(one.severity, '')}: {one.evidence}"
+        for one in (placed.finding for placed in answer.findings[:2])
+    ]
     return " ".join(sentences or answer.refusals[:1]) or "Nothing was found."
 
 

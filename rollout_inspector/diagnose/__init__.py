@@ -136,9 +136,7 @@ def _row_that_holds(case: DiagnosisContext, finding: Finding) -> int | None:
 def _first_prompt(case: DiagnosisContext, index: int) -> list[Finding]:
     if index in case.no_ids or FORKED in case.trajectory.extra:
         return []
-    rules = (
-        step_checks.doubled_bos, step_checks.head_lost, template.first_prompt, delta_rules.control_text_in_prompt
-    )
+    rules = (step_checks.doubled_bos, step_checks.head_lost, template.first_prompt, delta_rules.control_text_in_prompt)
     return [finding for rule in rules if (finding := rule(case, index)) is not None][:1]
 
 

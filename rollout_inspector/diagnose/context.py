@@ -88,6 +88,11 @@ class DiagnosisContext:
         """:meth:`is_special` for one id."""
         return self.codec is not None and token_id in self.codec.special_ids
 
+    @property
+    def stops(self) -> frozenset[int | None]:
+        """The stop tokens that the tokenizer names."""
+        return frozenset((self.codec.eos_id, *getattr(self.codec, "stop_ids", ())) if self.codec else ())
+
     def bytes_of(self, ids: Ids) -> bytes:
         """The bytes of a stretch of ids. Needs a tokenizer."""
         assert self.codec is not None

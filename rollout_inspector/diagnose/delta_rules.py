@@ -48,7 +48,10 @@ def stop_token_doubled(d: Delta) -> Fault | None:
     """The sampled stop token stands a second time at the start of the delta."""
     if d.stop_id is None or not len(d.ids) or int(d.ids[0]) != d.stop_id:
         return None
-    if d.full is not None and ((d.full[1:] == d.stop_id) & (d.full[:-1] == d.stop_id)).any():
+    answer = (d.messages or ())[: -len(d.new_messages or ()) or None][-1:]
+    is_spelled = any(d.case.text(d.ids[:1]) in str(message.get("content")) for message in answer)
+    twice = d.full is not None and ((d.full[1:] == d.stop_id) & (d.full[:-1] == d.stop_id)).any()
+    if not is_spelled and (d.is_templates or twice):
         return None  # the template itself writes it twice
     return Fault(
         "stop_token_doubled",
@@ -146,8 +149,7 @@ def generation_prompt_missing(d: Delta) -> Fault | None:
     return Fault(
         "generation_prompt_missing",
         f"The prompt of step {d.index} ends {what}; the template writes {d.case.text(prompt)!r}.",
-        shared, len(d.ids),
-        expected_ids=missing,
+        shared, len(d.ids), expected_ids=missing,
     )
 
 
@@ -162,8 +164,7 @@ def turn_separator_lost(d: Delta) -> Fault | None:
         "turn_separator_lost",
         f"The template writes {d.case.text(lost)!r} after the stop token; the delta of step {d.index} starts with "
         f"{d.case.text(d.ids[:1])!r}.",
-        0, 0,
-        expected_ids=lost,
+        0, 0, expected_ids=lost,
     )
 
 
@@ -319,8 +320,7 @@ def tool_messages_split(d: Delta) -> Fault | None:
                 "tool_messages_split",
                 f"The {len(tools)} tool messages of step {d.index} were rendered one by one: the template does not end "
                 f"the turn between them.",
-                group.right_start, group.right_stop,
-                expected_ids=d.expected[group.left_start : group.left_stop],
+                group.right_start, group.right_stop, expected_ids=d.expected[group.left_start : group.left_stop],
             )
     return None
 
@@ -394,7 +394,7 @@ def check_delta(case: DiagnosisContext, index: int) -> Finding | None:
     d = Delta(case, index)
     fault = next((match for rule in BY_IDS if (match := rule(d)) is not None), None)
     if fault is None and d.is_templates:
-        fault = turn_left_open(d)
+        fault = turn_left_open(d) or stop_token_doubled(d)
     elif fault is None:
         # The delta may hold another step's answer as it was sampled. No render can tell whether that is right.
         answers = any(message.get("role") == "assistant" for message in d.new_messages or ())

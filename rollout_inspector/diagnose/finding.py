@@ -102,9 +102,7 @@ def cost_sentence(cost: Cost, severity: str) -> str:
     """The cost of a finding in words, first that of the stored rows; empty when it costs nothing, as a note does."""
     if severity == Severity.INFO:
         return ""
-    lost, rows, repaid, one_row = (
-        cost.trained_tokens_lost, cost.rows, cost.prompt_tokens_repaid, cost.lost_in_one_row
-    )
+    lost, rows, repaid, one_row = cost.trained_tokens_lost, cost.rows, cost.prompt_tokens_repaid, cost.lost_in_one_row
     parts = []
     for tokens, words in ((lost, "sampled token{} lost"), (cost.trained_tokens_wrong, "trained token{} wrong")):
         if tokens is None:

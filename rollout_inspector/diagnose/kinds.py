@@ -5,7 +5,7 @@ from functools import partial
 
 from rollout_inspector.diagnose.finding import Axis, Severity
 
-VERSION = 18  # Raise it when the same trajectory may get other findings than before.
+VERSION = 19  # Raise it when the same trajectory may get other findings than before.
 
 
 @dataclass(frozen=True)

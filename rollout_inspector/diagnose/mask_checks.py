@@ -209,6 +209,8 @@ def _left_out_of_turns(row: Row, marks: TurnBoundaries) -> Iterator[Fault]:
     for (_, start), (limit, _) in zip(headers, [*headers[1:], (n, 0)], strict=True):
         ends = np.flatnonzero(np.isin(row.ids[start:limit], list(marks.known_stops)))
         stop = start + int(ends[0]) if ends.size else limit
+        if isinstance(n_prompt := row.extra.get("prompt_length"), int):
+            start = min(max(start, n_prompt), stop)
         trained = np.flatnonzero(row.loss_mask[start:stop]) + start
         if trained.size:
             for first, last in mask_runs(~row.loss_mask[start:stop]):
@@ -216,6 +218,8 @@ def _left_out_of_turns(row: Row, marks: TurnBoundaries) -> Iterator[Fault]:
                     yield fault
             if fault := _without_stop(row, marks, int(trained[-1]) + 1, stop):
                 yield fault
+        elif ends.size and row.loss_mask[stop] and not marks.blank[start:stop].all() and _was_sampled(row, stop - 1):
+            yield _masked(row, marks, start, stop, False)
         elif limit == n == stop and len(headers) > 1 and all_trained and not marks.blank[start:].all():
             yield Fault(
                 "sampled_masked", f"The last turn, from offset {start} on, is cut and masked; the others are trained.",
@@ -309,9 +313,15 @@ def _run_faults(row: Row, marks: TurnBoundaries, start: int, stop: int) -> Itera
             yield _trained("observation_trained", behind, first)
         start = last
     ends = np.isin(row.ids[start:stop], list(marks.known_stops))
-    opened = np.flatnonzero(ends[:-1] & (row.ids[start + 1 : stop] == marks.bos_id))
-    if opened.size and marks.bos_id not in marks.known_stops:
-        yield _trained("separator_trained", start + int(opened[0]) + 1, stop)
+    behind_stop = np.flatnonzero(ends[:-1]) + start + 1
+    opened = behind_stop[(row.ids[behind_stop] == marks.bos_id) & (marks.bos_id not in marks.known_stops)]
+    behind_stop = behind_stop if opens and not opened.size else behind_stop[:0]
+    if behind_stop.size and (marks.special[start:stop] & ~ends)[behind_stop[0] - start :].any():
+        yield _trained("observation_trained", int(behind_stop[0]), stop)
+        return
+    tail = slice(behind_stop[-1] if behind_stop.size else stop, stop)  # may be words without a header
+    if opened.size or not (marks.special[tail].any() or marks.blank[tail].all()):
+        yield _trained("separator_trained", int(opened[0] if opened.size else tail.start), stop)
         return
     end = stop
     while end > start and marks.blank[end - 1] and not marks.special[end - 1]:
@@ -401,8 +411,7 @@ def _appended(row: Row, start: int, stop: int) -> Fault:
         "appended_eos_trained",
         f"The last token (id {token}) was appended, not sampled, and is under the gradient." if row.origin is not None
         else f"The last token (id {token}) may be appended: it alone has the logprob 0, as certain tokens may.",
-        start, stop,
-        wrong=stop - start, severity=None if row.origin is not None else Severity.INFO,
+        start, stop, wrong=stop - start, severity=None if row.origin is not None else Severity.INFO,
     )
 
 
@@ -410,6 +419,5 @@ def _stop_untrained(row: Row, place: int) -> Fault:
     return Fault(
         "stop_token_untrained",
         f"The stop token that was sampled at offset {place} (id {int(row.ids[place])}) is masked.",
-        place, place + 1,
-        lost=1,
+        place, place + 1, lost=1,
     )

@@ -66,8 +66,7 @@ def changed_request(b: Break) -> Fault | None:
         old_text, new_text = ("\n".join(map(_words, texts)) for texts in (before, after))
         was, now = contrast(old_text, new_text)
         return Fault(
-            "request_changed",
-            f"The system text was {was} at step {b.parent_index} and is {now} at step {b.index}.",
+            "request_changed", f"The system text was {was} at step {b.parent_index} and is {now} at step {b.index}.",
             message_index=0,
         )
     return None
@@ -160,8 +159,7 @@ def history_rewritten(b: Break) -> Fault | None:
     n = len(after)
     sent = f", which sends {n} message{'s' * (n != 1)} where step {b.parent_index} sent {len(before)}"
     return Fault(
-        "history_rewritten",
-        f"Message {index} ({role}) {what}{sent * (n < len(before))}.",
+        "history_rewritten", f"Message {index} ({role}) {what}{sent * (n < len(before))}.",
         message_index=min(index, max(0, len(after) - 1)),
     )
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rollout_inspector.diagnose.finding import Fault
+from rollout_inspector.diagnose.finding import Fault, Severity
 from rollout_inspector.diagnose.gap.figures import TRAINER_LOGPROBS
 from rollout_inspector.streams.snippets import counted
 from rollout_inspector.streams.token_origins import mask_runs
@@ -146,8 +146,7 @@ def impossible_logprobs(logprobs: Floats, at: Mask, tokens: str) -> Fault | None
             "logprob_invalid",
             f"The logprob at offset {place} is {logprobs[place]:g}; {int(bad.sum())} of "
             f"{n} {tokens} tokens have an impossible value.",
-            place, place + 1,
-            wrong=int(bad.sum()), places=tuple(mask_runs(bad)),
+            place, place + 1, wrong=int(bad.sum()), places=tuple(mask_runs(bad)),
         )
     if n > 1 and not logprobs[at].any():
         return Fault(
@@ -214,8 +213,7 @@ def advantage_misplaced(row: Row) -> Fault | None:
         parts = [f"{counted(n_none, 'trained token')} without one"] * bool(n_none)
         parts += [f"{counted(n_extra, 'masked token')} with one"] * bool(n_extra)
         return Fault(
-            "advantage_misplaced",
-            f"By {name}: {' and '.join(parts)}.",
+            "advantage_misplaced", f"By {name}: {' and '.join(parts)}.",
             place, int(np.flatnonzero(none | extra)[-1]) + 1, wrong=n_none,
         )
     return None
@@ -237,7 +235,9 @@ def reward_misplaced(row: Row, is_last_step: bool | None = None) -> Fault | None
             continue
         runs = mask_runs(row.loss_mask)[-1 if is_last_step else None :]
         ends[[len(row.ids) - 1, *(stop - 1 for _, stop in runs)]] = True
-        wrong = np.flatnonzero(says if is_last_step is False else says & ~ends)
+        wrong, severity = np.flatnonzero(says if is_last_step is False else says & ~ends), None
+        if not wrong.size and is_last_step is None and not row.loss_mask[-1]:  # a sum reads it, and GAE does not
+            wrong, severity = np.flatnonzero(says[-1:]) + len(row.ids) - 1, Severity.INFO
         if wrong.size:
             where = "which is not the last step" if is_last_step is False else "where no turn ends"
             place = int(wrong[0])
@@ -247,6 +247,7 @@ def reward_misplaced(row: Row, is_last_step: bool | None = None) -> Fault | None
                 + ("SkyRL reads the reward of the last step alone." if is_last_step is False else
                    f"The last trained token stands at {int(np.flatnonzero(row.loss_mask)[-1])}."),
                 place, place + 1, places=tuple((offset, offset + 1) for offset in wrong[:MAX_REWARDS].tolist()),
+                severity=severity,
             )
     return None
 
@@ -292,8 +293,7 @@ def prompt_split_wrong(row: Row, written: Mask | None = None) -> Fault | None:
             "prompt_split_wrong",
             f"The prompt is said to be {length} ids long, which is the number of {what}; the first {which} stands at "
             f"{first}.",
-            first, length,
-            wrong=length - first,
+            first, length, wrong=length - first,
         )
     return None
 
@@ -309,8 +309,7 @@ def routing_misaligned(extra: Mapping[str, Any], n_tokens: int) -> Fault | None:
         n = routing_rows(extra.get(name))
         if n is not None and n not in (n_tokens - 1, n_tokens):
             return Fault(
-                "routing_misaligned",
-                f"{name} has {n} rows for {n_tokens} tokens; {n_tokens - 1} rows are right.",
+                "routing_misaligned", f"{name} has {n} rows for {n_tokens} tokens; {n_tokens - 1} rows are right.",
                 min(n, n_tokens), n_tokens,
             )
     return None

@@ -62,7 +62,7 @@ def _row_faults(case: DiagnosisContext, row: Row, properties: _TemplatePropertie
         yield _with_counts(overrun, row, marks)
     # A row that trains nothing or everything has no pattern that shows a shift of the columns.
     shifted = None if overrun else mask_shifted(row, properties.marks) or checks.columns_shifted(row)
-    others = list(checks.ROW_RULES)
+    others, right = list(checks.ROW_RULES), row
     if shifted:
         yield shifted
     elif not overrun:
@@ -70,20 +70,27 @@ def _row_faults(case: DiagnosisContext, row: Row, properties: _TemplatePropertie
         if (cut := _cut(case, row, marks)) is not None:
             yield cut
             wrong = [fault for fault in wrong if fault.severity is not Severity.INFO]
+        versions = case.trajectory.extra.get("weight_versions")
+        if isinstance(versions, list) and len(set(map(str, versions))) > 1:  # a resumed sample may mask its old part
+            wrong = [
+                replace(fault, severity=Severity.INFO) if fault.kind == "sampled_masked" and
+                fault.start == row.extra.get("prompt_length") else fault for fault in wrong
+            ]
         yield from _merged(wrong)
-        # Advantages in place of the mask's fault follow from that fault: the row is looked at with its right mask.
+        # Advantages and logprobs in place of the mask's fault follow from it: they are looked at with the right mask.
         mask = row.loss_mask.copy()
         for fault in (loud := [fault for fault in wrong if fault.severity is not Severity.INFO]):
             for start, stop in fault.places or ((fault.start, fault.stop),):
                 mask[start:stop] ^= True
         if not loud or checks.advantage_misplaced(replace(row, loss_mask=mask)):
             others.append(checks.advantage_misplaced)
+        right = replace(row, loss_mask=mask & row.loss_mask)
     if not row.step_indices and (fault := _bos_fault(case, row, properties, marks)):
         yield fault
     if "preference" in case.trajectory.extra and (fault := _merged_seam(case, row)):
         yield fault
     for check in others:
-        if fault := check(row):
+        if fault := check(right if check is checks.logprob_invalid else row):
             yield fault
     if fault := checks.prompt_split_wrong(row, written_by_assistant(row, marks)):
         yield fault
@@ -471,7 +478,6 @@ def _versions(case: DiagnosisContext) -> Iterator[Finding]:
 def _step_rows(case: DiagnosisContext) -> Iterator[Finding]:
     """What steps tell about their rows: stop strings that cut only the text, routing, truncation."""
     severity = None if case.trajectory.extra.get("mask_truncated") else Severity.INFO
-    stops = () if case.codec is None else (case.codec.eos_id, *getattr(case.codec, "stop_ids", ()))
     for index, step in enumerate(case.steps):
         n = len(step.completion_ids)
         if fault := checks.routing_misaligned(step.extra, len(step.prompt_ids) + n):
@@ -482,7 +488,7 @@ def _step_rows(case: DiagnosisContext) -> Iterator[Finding]:
                 f"A stop string ended step {index}; its ids go past the returned text by {counted(n - cut, 'id')}.",
                 Cost(trained_tokens_wrong=n - cut),
             )
-        if checks.was_cut({}, step.finish_reason) and n and int(step.completion_ids[-1]) not in stops:
+        if checks.was_cut({}, step.finish_reason) and n and int(step.completion_ids[-1]) not in case.stops:
             start = len(step.prompt_ids)
             what = f"Step {index} was cut by its length limit and is under the gradient."
             fault = Fault("truncated_trained", what, start, start + n, severity=severity)

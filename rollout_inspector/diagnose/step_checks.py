@@ -83,8 +83,7 @@ def _made_up(case: DiagnosisContext, step: Step, ids: Ids, is_completion: bool) 
     if not is_completion:
         return len(ids) >= _CONSTANT or int(ids[0]) == 0
     text = _said(step)
-    stops = () if case.codec is None else (case.codec.eos_id, *getattr(case.codec, "stop_ids", ()))
-    if len(ids) == 1 and not text and (text is not None or int(ids[0]) in stops):
+    if len(ids) == 1 and not text and (text is not None or int(ids[0]) in case.stops):
         return False  # the model stopped at once
     if text is not None and case.codec is not None:
         return text != "" and not case.has_trace(text, case.bytes_of(ids))
@@ -311,8 +310,7 @@ def reply_text_lost(case: DiagnosisContext, index: int) -> Finding | None:
     more = f" and at {counted(len(lost) - 1, 'more place')}" if len(lost) > 1 else ""
     places = tuple((start + first, start + stop) for _, first, stop in lost[:_PLACES])
     fault = Fault(
-        "reply_text_lost",
-        f"The message of step {index} does not hold {what}: “{clipped(lost[0][0], 100)}”{more}.",
+        "reply_text_lost", f"The message of step {index} does not hold {what}: “{clipped(lost[0][0], 100)}”{more}.",
         *places[0], severity=Severity.INFO if is_reasoning else None, places=places if len(places) > 1 else (),
     )
     return finding_on_step(case, index, fault)
@@ -338,7 +336,7 @@ def doubled_bos(case: DiagnosisContext, index: int) -> Finding | None:
 
 
 def head_lost(case: DiagnosisContext, index: int) -> Finding | None:
-    """The first prompt of a chain lacks ids that the template writes for its request.
+    """The first prompt of a chain lacks ids that the template writes for its request, or has a stop token more.
 
     Without the first id alone, what follows may differ too; more ids are missing only where all others are equal. What
     is missing further on is a fault if it was the text of a message.
@@ -349,6 +347,11 @@ def head_lost(case: DiagnosisContext, index: int) -> Finding | None:
     if rendered is None or case.codec is None or not len(rendered):
         return None
     start, n = common_prefix(rendered, step.prompt_ids), len(rendered) - len(step.prompt_ids)
+    added = step.prompt_ids[start : start - n]
+    is_added = len(added) and np.array_equal(rendered[start:], step.prompt_ids[start - n :])
+    if start and is_added and case.stops.issuperset(added.tolist()):
+        what = f"The prompt of step {index} holds {quoted(case.text(added))} where the template does not write it."
+        return finding_on_step(case, index, Fault("delta_differs", what, start, start - n))
     if n <= 0 or not np.array_equal(rendered[start + n :], step.prompt_ids[start:]):
         n = 1 if not start and common_prefix(rendered[1:], step.prompt_ids) >= _CONSTANT else 0
     if not n:
@@ -394,8 +397,7 @@ def noncanonical(case: DiagnosisContext, indices: Sequence[int]) -> Iterator[Fin
             "noncanonical_sampling",
             f"Step {index} sampled {listed(drift.actual_ids)} where the encoder chooses "
             f"{listed(drift.expected_ids)}{more}; it would drift if it were encoded again.{half}",
-            start + drift.start, start + drift.stop,
-            severity=Severity.INFO, expected_ids=drift.expected_ids,
+            start + drift.start, start + drift.stop, severity=Severity.INFO, expected_ids=drift.expected_ids,
         )
         yield finding_on_step(case, index, fault)
 

@@ -380,7 +380,6 @@ def first_prompt(case: DiagnosisContext, index: int) -> Finding | None:
         "tokenizer_mismatch",
         f"The prompt of step {index} has the text that the template writes for its messages, but from offset "
         f"{start} on other ids than this tokenizer writes.",
-        start, stop,
-        expected_ids=rendered[start : len(rendered) - tail],
+        start, stop, expected_ids=rendered[start : len(rendered) - tail],
     )
     return finding_on_step(case, index, fault)

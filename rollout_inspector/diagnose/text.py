@@ -43,8 +43,7 @@ def special_tokens_dropped(b: Break) -> Fault | None:
     names = ", ".join(b.case.text(np.array([kind])) for kind in kinds[:4]) + " and others" * (len(kinds) > 4)
     places = b.start + _lost_at(b, lost, alone)
     return Fault(
-        "special_tokens_dropped",
-        f"Only control tokens are missing from the prompt of step {b.index}: {names}.",
+        "special_tokens_dropped", f"Only control tokens are missing from the prompt of step {b.index}: {names}.",
         stops=(b.start + int(lost[-1]) + 1, int(places[-1])),
         places=tuple((place, place) for place in np.unique(places).tolist()),
     )

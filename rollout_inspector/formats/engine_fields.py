@@ -22,7 +22,7 @@ ARRAYS = ("routed_experts", "rollout_expert_indices", "rollout_routed_experts", 
 KEY = "routing"  # The name that the summary has in ``extra``.
 MASK, SPANS = "sampling_mask", "weight_versions"
 """The tokens that sampling could draw from at each place (vLLM, verifiers); which weights sampled which tokens."""
-_INSIDE = ("choice", "response", "meta_info", "metrics", "model_output", "rollout", "line", "call")
+_INSIDE = ("choice", "response", "meta_info", "metrics", "model_output", "rollout", "line", "call", "tokens")
 """Objects of an ``extra`` that are looked into."""
 _TOUCHED = frozenset((*ARRAYS, MASK, SPANS, *_INSIDE))
 _DTYPES = {"u1": "<u1", "u2": "<u2", "i2": "<i2", "u4": "<u4", "i4": "<i4", "i8": "<i8", "uint8": "<u1",

@@ -352,3 +352,29 @@ def test_a_turn_whose_stop_token_was_stripped_stays_open(corpus: Path, tokenizer
     (finding,) = findings(s, *calls(said, whole[at + 1 :]))
     assert (finding.kind, finding.step, finding.start) == ("delta_differs", 1, at)
     assert finding.expected_ids.tolist() == [whole[at]]
+
+
+@pytest.mark.parametrize("tokenizer", ["qwen2.5", "llama3.1", "deepseek-r1", "mistral-nemo", "qwen3"])
+def test_a_stop_token_that_the_template_does_not_write(corpus: Path, tokenizer: str) -> None:
+    """https://github.com/vllm-project/vllm/issues/46224, https://github.com/rllm-org/rllm/pull/238"""
+    codec = load(corpus / "tokenizers" / tokenizer)
+    assert codec.chat_template is not None
+    s = ModelSetup(tokenizer, codec, renderer(codec, codec.chat_template), None, tools=False, system=False)  # type: ignore[arg-type]
+    prompt, stop = s.render([USER]).tolist(), alone(codec, codec.eos_id)
+    said = [*codec.encode("In Cusco.").tolist(), codec.eos_id]
+
+    def call(messages: list[Any], says: str, prompt_ids: list[int]) -> dict[str, Any]:
+        value = chat(s, says, token_ids=said, logprobs=None)
+        value["response"] |= {"prompt_token_ids": prompt_ids, "usage": None}
+        return changed(value, "request", "messages", to=messages)
+
+    for at in range(2, len(prompt)):  # the prompt of a parser that begins or ends a header with it
+        (finding,) = findings(s, call([USER], "In Cusco.", [*prompt[:at], codec.eos_id, *prompt[at:]]))
+        assert (finding.kind, finding.axis, finding.step) == ("delta_differs", "delta", 0)
+    for leaks in (True, False):  # into the content that comes back
+        text = "In Cusco." + stop * leaks
+        later = [USER, {"role": "assistant", "content": text}, {"role": "user", "content": "Since when?"}]
+        whole = s.render(later).tolist()
+        expected = ["stop_token_doubled"] if leaks and whole[: len(prompt) + len(said)] == [*prompt, *said] else []
+        if expected or not leaks:
+            assert kinds(s, call([USER], text, prompt), call(later, "In Cusco.", whole)) == expected

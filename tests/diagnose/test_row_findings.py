@@ -234,6 +234,49 @@ def test_tokens_that_may_be_left_out_on_purpose() -> None:
     assert kinds(row([(HEAD + OPEN + ONE[:1], 0), (ONE[1:] + SHUT, 1)])) == []
 
 
+def test_the_end_of_a_prompt_inside_the_assistants_turn_was_not_sampled() -> None:
+    """A prefill is as short as a mask that is late. The length of the prompt tells them apart."""
+    late = row([(HEAD + OPEN + ONE[:2], 0), (ONE[2:] + SHUT, 1)], logprobs=None, columns={})
+    assert kinds(late) == ["sampled_masked"]
+    assert kinds(replace(late, extra={"prompt_length": N_HEAD + 2})) == []
+    (rest,) = found(replace(late, extra={"prompt_length": N_HEAD + 1}))
+    assert (rest.kind, rest.start, rest.stop) == ("sampled_masked", N_HEAD + 1, N_HEAD + 2)
+    assert kinds(replace(late, extra={"prompt_length": "2"})) == ["sampled_masked"]
+
+
+def test_the_old_part_of_a_resumed_sample_may_be_masked() -> None:
+    """https://github.com/THUDM/slime/issues/1440: its versions are the reason. A hole further on has none."""
+    fields = {"extra": {"weight_versions": ["7", "8"]}}
+    for first, severity in ((0, Severity.INFO), (3, Severity.WARNING)):
+        parts = [(HEAD + OPEN, 0), (ONE[:first], 1), (ONE[first : first + 3], 0), (ONE[first + 3 :] + SHUT, 1)]
+        bad = row(parts, logprobs=None, columns={}, extra={"prompt_length": N_HEAD})
+        (finding,) = found(bad, **fields)
+        assert (finding.kind, finding.severity) == ("sampled_masked", severity)
+        assert [one.severity for one in found(bad, extra={"weight_versions": ["7", "7"]})] == [Severity.WARNING]
+
+
+def test_a_mask_over_the_others_turns_is_named_without_their_logprobs() -> None:
+    """https://github.com/mll-lab-nu/RAGEN/issues/71: with an inverted mask all trained tokens have the logprob 0."""
+    good = row([(HEAD, 0), (OPEN, 0), (ONE + SHUT, 1), (LINE + TOOL + OPEN, 0), (TWO + SHUT, 1)], columns={})
+    inverted = ~good.loss_mask & (np.arange(len(good.ids)) >= N_HEAD)
+    assert kinds(replace(good, loss_mask=inverted)) == ["observation_trained"]
+    assert good.logprobs is not None
+    zero = replace(good, logprobs=np.zeros_like(good.logprobs), loss_mask=np.arange(len(good.ids)) >= N_HEAD)
+    assert sorted(kinds(zero)) == ["logprob_invalid", "observation_trained"]
+
+
+@pytest.mark.parametrize("name", ["rm_scores", "token_level_rewards"])
+def test_a_reward_on_the_masked_end_of_a_row_is_a_note(name: str) -> None:
+    """https://github.com/radixark/miles/pull/1827: a sum over the row reads it, GAE does not."""
+    good = row([(HEAD + OPEN, 0), (ONE + SHUT, 1), (LINE + TOOL, 0)], columns={})
+    for place, expected in ((len(good.ids) - 1, [Severity.INFO]), (N_HEAD + N_ONE - 1, [])):
+        rewards = np.zeros(len(good.ids), np.float32)
+        rewards[place] = 1
+        findings = found(replace(good, columns={name: rewards}))
+        assert [one.severity for one in findings] == expected
+        assert {(one.kind, one.start) for one in findings} <= {("reward_misplaced", place)}
+
+
 def test_a_row_without_its_stop_token() -> None:
     """A limit may have cut it, so it is a note; a trainer that records the cut has another name for it."""
     cut = row([(HEAD + OPEN, 0), (TWO, 1)])

@@ -150,6 +150,28 @@ def test_a_step_of_skyrl_ends_where_its_mask_ends() -> None:
     assert len(single.steps) == 1 and single.rows == ()
 
 
+def test_a_mask_of_skyrl_is_no_witness_for_itself() -> None:
+    """https://github.com/NovaSky-AI/SkyRL/pull/710: the template, and not the mask, tells what was sampled."""
+    whole = {key: value for key, value in SKYRL_OBSERVED.items() if key not in ("is_last_step", "trajectory_ids")}
+    assert all(row.origin is None for one in read(jsonl(whole))[1] for row in one.rows)
+
+
+def test_a_row_knows_how_long_its_prompt_was() -> None:
+    """What the prompt holds of the assistant's turn, a prefill, was not sampled."""
+    batch = {"prompt_ids": [[1, 2, 3]], "completion_ids": [[4, 5]]}
+    verl = {"prompt_ids": [1, 2, 3], "response_ids": [4, 5], "response_mask": [1, 1]}
+    whole = {"prompt_token_ids": [[1, 2, 3]], "response_ids": [[4, 5]], "loss_masks": [[1, 1]], "rewards": [1.0]}
+    for value in (batch, verl, whole):
+        assert read(jsonl(value))[1][0].rows[0].extra["prompt_length"] == 3
+
+
+def test_the_routing_of_a_step_of_verifiers_stands_in_its_tokens() -> None:
+    """https://github.com/PrimeIntellect-ai/verifiers/pull/1423"""
+    for n, expected in ((4, ["routing_misaligned"]), (3, []), (2, [])):
+        (one,) = read(jsonl(changed(LEGACY, "trajectory", 0, "tokens", "routed_experts", to=[[[1, 2]]] * n)))[1]
+        assert [f.kind for f in diagnose(one, None) if f.kind == "routing_misaligned"] == expected
+
+
 def test_the_group_of_a_skyrl_id_is_its_instance() -> None:
     for ids in (["q_7_0", "q_7_0", "q_7_1"], [{"instance_id": "q_7", "repetition_id": n} for n in (0, 0, 1)]):
         found = read(jsonl({**SKYRL, "trajectory_ids": ids}))[1]
@@ -212,7 +234,8 @@ def test_expert_routing_is_kept_with_what_it_belongs_to() -> None:
     wrong = [(f.kind, f.step) for one in (a, b) for f in diagnose(one, None) if f.severity == "error"]
     assert wrong == [("routing_misaligned", 0)]  # 4 rows for 3 ids; 5 for 6, and 2 for 2, are as they should be
     whole = {**{key: value for key, value in batch.items() if key != "is_last_step"}, "trajectory_ids": ["a", "b", "c"]}
-    assert [(one.extra, one.rows[0].extra) for one in read(jsonl(whole))[1]] == [({}, {"routing": one}) for one in kept]
+    rows = [(one.extra, one.rows[0].extra["routing"]) for one in read(jsonl(whole))[1]]
+    assert rows == [({}, routing) for routing in kept]
 
 
 def test_gateway_traces() -> None:

@@ -1,4 +1,5 @@
-"""Public bug reports, rebuilt as files: ``review/field-cases`` beside the corpus, and what the check says of each."""
+"""Public bug reports, rebuilt as files, and what the check says of each. They stand in ``review/field-cases`` beside
+the corpus, and in ``tests/field/cases``."""
 
 import json
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from rollout_inspector.guard.checked_files import CheckedFiles, PlacedFinding, c
 from rollout_inspector.streams.interfaces import Renderer
 from rollout_inspector.text.tokenizers import LoadedTokenizer
 
+_OWN = Path(__file__).parent.parent / "field" / "cases"
 _STANDS_FOR = {"<media>": "media_tokens_wrong"}
 _MUST_BE_READ = "<format>"
 
@@ -31,6 +33,17 @@ class FieldCase:
     """``step 1``, ``row 0, offset 28`` or nothing."""
     paths: tuple[Path, ...]
     options: tuple[str, ...]
+    at_first: str
+    """The verdict before any rule was mended with the file at hand."""
+
+    @property
+    def is_own(self) -> bool:
+        """Whether its file is part of the repository."""
+        return _OWN in self.paths[0].parents
+
+    @property
+    def number(self) -> str:
+        return self.slug.split("-")[0]
 
 
 @dataclass(frozen=True)
@@ -44,9 +57,10 @@ class FieldAnswer:
 
 
 def field_cases(corpus: Path) -> list[FieldCase]:
-    """The cases in the folder beside the corpus, by number."""
-    folders = sorted(path.parent for path in corpus.parent.glob("review/field-cases/*/case.json"))
-    return [_case(folder, corpus) for folder in folders]
+    """The cases in the folder beside the corpus and in the repository, by number."""
+    paths = [*corpus.parent.glob("review/field-cases/*/case.json"), *_OWN.glob("*/case.json")]
+    cases = [_case(path.parent, corpus) for path in paths]
+    return sorted(cases, key=lambda case: (int("".join(filter(str.isdecimal, case.number))), case.slug))
 
 
 def _case(folder: Path, corpus: Path) -> FieldCase:
@@ -56,6 +70,7 @@ def _case(folder: Path, corpus: Path) -> FieldCase:
         frozenset(_STANDS_FOR.get(kind, kind) for kind in facts["expected_kinds"]), frozenset(facts["also_fine"]),
         facts.get("expected_place") or "", tuple(folder / name for name in facts["files"]),
         tuple(option.format(corpus=corpus, case=folder) for option in facts["options"]),
+        facts["verdict"],
     )
 
 

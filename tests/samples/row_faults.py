@@ -112,12 +112,15 @@ WITNESSES = {
     "length_mismatch": [row(loss_mask=row().loss_mask[:-2]), row(extra={"advantages": [0.7, 0.7, 0.0]})],
     "observation_trained": [
         observation_trained(),
+        row([(HEAD + OPEN, 0), (ONE + SHUT + LINE + TOOL, 1), (OPEN, 0), (TWO + SHUT, 1)]),
         *(row([(HEAD + OPEN, 0), (ONE + SHUT + LINE + TOOL + OPEN + TWO + SHUT, 1), (LINE, 0)][:n]) for n in (2, 3)),
     ],
     "generation_prompt_trained": [trained(1, 1), trained(6, 1)],
     "separator_trained": [
         trained(4, 1),
         *(row([(HEAD + OPEN, 0), (ONE + SHUT + more, 1), (LINE + TOOL, 0)]) for more in (SHUT, SHUT + LINE)),
+        row([(HEAD + OPEN, 0), (ONE + SHUT + TWO[:1] * 5, 1)]),
+        row([(HEAD + OPEN, 0), (ONE + SHUT + TWO, 1)], logprobs=None, columns={}),
     ],
     "stop_token_untrained": [stop_masked()],
     "mask_overrun": [all_of_it(True), all_of_it(False)],
@@ -128,6 +131,7 @@ WITNESSES = {
         row([(HEAD + OPEN, 0), (ONE, 1), (LINE + TWO[:4] + SHUT, 0)], logprobs=None, columns={}),
         row([(HEAD + OPEN, 0), (ONE + SHUT, 1), (LINE + TOOL + OPEN + TWO, 0)], logprobs=None, columns={}),
         replace(mask_later(9), columns={}),
+        row([(HEAD + OPEN, 0), (ONE + SHUT, 1), (LINE + OPEN + TWO * 3, 0), (SHUT, 1)], logprobs=None, columns={}),
     ],
     "logprob_invalid": [
         with_logprob(-9999.0),

@@ -17,7 +17,7 @@ from rollout_inspector.formats.containers.json_text import canonical_json
 from rollout_inspector.formats.registry import NO_REQUESTS, Format, each_batch, having
 from rollout_inspector.formats.shapes import BadLine
 from rollout_inspector.streams.token_origins import mask_runs
-from rollout_inspector.streams.trajectory import Floats, Mask, Origin, Row, Step, Trajectory
+from rollout_inspector.streams.trajectory import Floats, Mask, Row, Step, Trajectory
 
 _AS_TEXT = re.compile(r"(.+)_\d+", re.DOTALL)
 _ROUTING = "rollout_expert_indices"
@@ -110,19 +110,13 @@ class _Element:
 
     def row(self, step_indices: tuple[int, ...] = ()) -> Row:
         n = len(self.prompt)
-        origin = np.full(n + len(self.response), Origin.PROMPT, dtype=np.uint8)
-        fits = len(self.mask) == len(self.response)
-        if fits:
-            origin[n:] = np.where(self.mask, Origin.SAMPLED, Origin.OBSERVATION)
-            if (place := self.sampled()) is not None and self.mask.any():
-                origin[n + place[0] : n + place[1]] = Origin.SAMPLED
         columns = {}
         if self.token_rewards is not None:
             columns["rewards"] = np.concatenate([np.zeros(n, dtype=np.float32), self.token_rewards])
         return Row(
             ids=np.concatenate([self.prompt, self.response]),
             loss_mask=np.concatenate([np.zeros(n, dtype=np.bool_), self.mask]), logprobs=shapes.after(n, self.logprobs),
-            origin=origin if fits else None, columns=columns, step_indices=step_indices,
+            columns=columns, step_indices=step_indices, extra={"prompt_length": n},
         )
 
 

@@ -20,7 +20,7 @@ def _split_row(prompt: Ids, response: Ids, mask: Mask, logprobs: Floats | None) 
     return Row(
         ids=np.concatenate([prompt, response]),
         loss_mask=np.concatenate([np.zeros(len(prompt), dtype=np.bool_), mask]),
-        logprobs=shapes.after(len(prompt), logprobs),
+        logprobs=shapes.after(len(prompt), logprobs), extra={"prompt_length": len(prompt)},
     )
 
 
@@ -52,7 +52,7 @@ def _verl(value: Any, number: int) -> Trajectory:
     place = shapes.whole(more.get("row"), "extra_fields.row", least=0)
     return Trajectory(
         f"{name}-row-{place}" if place else name,
-        rows=(replace(row, columns=columns, extra={"prompt_length": n_prompt}),),
+        rows=(replace(row, columns=columns),),
         reward=shapes.number(value.get("reward_score"), "reward_score"),
         extra=_rest(value, (*_VERL, *columns, *FIELDS)) | _rest(more, ("external_id", "row", *FIELDS), "extra_fields"),
     )
