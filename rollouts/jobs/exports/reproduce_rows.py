@@ -156,8 +156,9 @@ def _foreign(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> 
 
 
 def _separator(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> ChecksAndCode:
-    blank = ("not TOKENIZER or not tokenizer.decode(IDS[START:STOP], skip_special_tokens=True).strip()",
-             "the stretch holds text")
+    stretches = "(IDS[START:STOP], IDS[START - 1 : START])"  # blank, or behind a control token
+    blank = (f"not TOKENIZER or not all(tokenizer.decode(i, skip_special_tokens=True).strip() for i in {stretches})",
+             "the stretch holds text, and no control token stands before it")
     return [MASKED_HERE, *_known(NOT_SAMPLED, data), blank], ""
 
 
