@@ -14,7 +14,7 @@ from django.test import Client
 
 from rollouts.jobs import gap_reports
 from rollouts.store.jobs.jobs import ask_job
-from rollouts.store.models import Job, Run
+from rollouts.store.models import Job, Run, StoredTrajectory
 from rollouts.store.runs.logprob_columns import begin_column, end_column, keep_scores, load_compared
 from rollouts.store.runs.muted import mute
 from rollouts.store.runs.runs import create_run
@@ -118,14 +118,7 @@ def test_the_parts_of_a_replay_are_bars_and_the_page_says_whose_limits_hold(run:
     body = web.get(f"/runs/{run.code}/gap").content.decode()
     assert "Parts of the gap by token class" not in body and "limits of the docs" in body
     records = list(run.trajectories.order_by("index"))
-    for engine, lower in (("vllm", 0.25), ("vllm decode", 0.0)):
-        column = begin_column(run, "m", engine, "1", "w")
-        keep_scores(column, [
-            (record.pk, value.rows, [row.logprobs - np.float32(lower) for row in value.rows])  # type: ignore[operator]
-            for record, value in zip(records, load_compared(records), strict=True)
-            if all(row.logprobs is not None for row in value.rows)
-        ])
-        end_column(column)
+    replay_by(run, records, "vllm", 0.25)
     assert "has changed since these figures were made" in web.get(f"/runs/{run.code}/gap").content.decode()
     ask_and_do(run)
     body = web.get(f"/runs/{run.code}/gap").content.decode()
@@ -137,9 +130,23 @@ def test_the_parts_of_a_replay_are_bars_and_the_page_says_whose_limits_hold(run:
     assert sum(means.values()) == pytest.approx(-whole["k1"], abs=1e-6)
     worst = max((record for record in records if record.gap), key=lambda record: record.gap["abs"])
     parts_sum_up_at_each_token(f"/trajectories/{worst.code}", web)
+    replay_by(run, records, "sglang", 0.75)
+    parts_sum_up_at_each_token(f"/trajectories/{worst.code}", web, "engine against engine")
 
 
-def parts_sum_up_at_each_token(address: str, web: Client) -> None:
+def replay_by(run: Run, records: list[StoredTrajectory], name: str, lower: float) -> None:
+    """An engine that decodes what was sampled, and reads it at once so many nats lower."""
+    for engine, nats in ((name, lower), (f"{name} decode", 0.0)):
+        column = begin_column(run, "m", engine, "1", "w")
+        keep_scores(column, [
+            (record.pk, value.rows, [row.logprobs - np.float32(nats) for row in value.rows])  # type: ignore[operator]
+            for record, value in zip(records, load_compared(records), strict=True)
+            if all(row.logprobs is not None for row in value.rows)
+        ])
+        end_column(column)
+
+
+def parts_sum_up_at_each_token(address: str, web: Client, *more: str) -> None:
     """Each part is a lens of the tokens, and they add up to the difference that the lens *mismatch* shows."""
 
     def shown(lens: str) -> list[float | None]:
@@ -147,7 +154,7 @@ def parts_sum_up_at_each_token(address: str, web: Client) -> None:
         return [token["columns"].get(lens) for token in twin["window"]["tokens"]]
 
     lenses = [lens for lens in web.get(f"{address}.json").json()["lenses"] if lens.startswith("part:")]
-    assert lenses == [f"part:{name}" for name in ("rest", "kept set", "decode against prefill", "trainer")]
+    assert lenses == [f"part:{name}" for name in ("rest", "kept set", "decode against prefill", *more, "trainer")]
     parts, differences = [shown(lens) for lens in lenses], shown("mismatch")
     assert any(differences)
     for n, difference in enumerate(differences):
