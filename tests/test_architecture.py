@@ -35,7 +35,7 @@ FLOORS: tuple[tuple[int, tuple[str, ...]], ...] = (
     (5, ("inspector.trajectories",)),
     (5, ("inspector.search", "inspector.team")),
     (5, ("inspector.api",)),
-    (5, ("inspector.apps", "inspector.asgi", "inspector.celery", "inspector.management")),
+    (5, ("inspector.apps", "inspector.celery", "inspector.management")),
     (5, ("inspector.settings", "inspector.urls", "inspector.wsgi")),
 )
 """(floor, packages) from the ground up. A package imports itself and what stands in an earlier line."""

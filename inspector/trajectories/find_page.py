@@ -78,6 +78,8 @@ class TokenAlternatives(Page):
     """Its place among the alternatives, from 1; None when it is not among them."""
     alternatives: list[TokenText]
     """The likeliest tokens at its place, likeliest first."""
+    kept: list[TokenText]
+    """The tokens that sampling could draw from, as far as they are stored."""
     entropy: float | None
     """In nats, of the whole distribution; None when the engine did not know it."""
     entropy_at_least: float | None
@@ -98,22 +100,27 @@ def alternatives_page(
     of_engine = engine_columns.beside_token(engine_columns.parts_with_alternatives(trajectory, row, steps), offset)
     if of_engine is None:
         return _nothing(place.row, offset, _why(row, steps, offset))
-    logprob, alternative_ids, logprobs, columns = of_engine
+    logprob, (alternative_ids, logprobs), kept, columns = of_engine
+    if not len(alternative_ids) and not len(kept):
+        told = "how many tokens it could draw from, and not which" * (engine_columns.KEPT_SET in columns)
+        return _nothing(place.row, offset, f"Of this token the engine told {told or 'no alternatives'}.")
     token_id = int(data.read_tokens(trajectory, row, offset, offset + 1, steps).ids[0])
     table, _ = data.table_of(trajectory.run.tokenizer)
     sampled = None
     if logprob is not None:
         (sampled,) = token_texts(table, ids_array([token_id]), np.array([logprob]))
     ids = alternative_ids.tolist()
+    names = (engine_columns.ENTROPY, engine_columns.AT_LEAST, engine_columns.BEHIND)
+    entropy, at_least, behind = (columns.get(name) for name in names)
     return TokenAlternatives(
         row.index, offset, sampled, ids.index(token_id) + 1 if token_id in ids else None,
-        token_texts(table, alternative_ids, logprobs), columns.get(engine_columns.ENTROPY),
-        columns.get(engine_columns.AT_LEAST), columns.get(engine_columns.BEHIND), "",
+        token_texts(table, alternative_ids, logprobs), token_texts(table, kept, None),
+        entropy, at_least, behind, "",
     )
 
 
 def _nothing(row: int, offset: int, missing: str) -> TokenAlternatives:
-    return TokenAlternatives(row, offset, None, None, [], None, None, None, missing)
+    return TokenAlternatives(row, offset, None, None, [], [], None, None, None, missing)
 
 
 def _why(row: RowSummary, steps: list[StepSummary], offset: int) -> str:

@@ -1,11 +1,12 @@
 """What engines tell in arrays, wherever a record holds it: expert routing, kept sets, spans of policy versions. Arrays
-of routing and of kept sets are larger than all else of a trajectory. So they are not stored: ``routing`` takes the
-place of the first in the same ``extra``, and the size of each set is ``kept_set`` of a step or a column of a row."""
+of routing are larger than all else of a trajectory. So they are not stored: ``routing`` takes their place in the same
+``extra``. The sizes of kept sets are ``kept_set`` of a step or a column of a row. A step has the ids of small ones."""
 
 import base64
 import binascii
 import io
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,8 @@ from numpy.typing import NDArray
 from rollout_inspector.diagnose.row_checks import routing_rows
 from rollout_inspector.formats import shapes
 from rollout_inspector.formats.sglang_meta import versions
-from rollout_inspector.streams.trajectory import Floats, Mask, Row, Step, Trajectory
+from rollout_inspector.streams.alternatives import MAX_KEPT, n_kept
+from rollout_inspector.streams.trajectory import Floats, Ids, Mask, Row, Step, Trajectory, ids_array
 
 ARRAYS = ("routed_experts", "rollout_expert_indices", "rollout_routed_experts", "routing_matrices")
 """Names of arrays of expert routing: vLLM, SGLang, NeMo and verifiers; SkyRL; slime and miles; rLLM."""
@@ -27,6 +29,7 @@ _INSIDE = ("choice", "response", "meta_info", "metrics", "model_output", "rollou
 _TOUCHED = frozenset((*ARRAYS, MASK, SPANS, *_INSIDE))
 _DTYPES = {"u1": "<u1", "u2": "<u2", "i2": "<i2", "u4": "<u4", "i4": "<i4", "i8": "<i8", "uint8": "<u1",
            "uint16": "<u2", "int16": "<i2", "int32": "<i4", "int64": "<i8"}
+_UNREADABLE = (ValueError, TypeError, LookupError, OverflowError, binascii.Error)
 
 
 def summarised(trajectory: Trajectory) -> Trajectory:
@@ -56,7 +59,8 @@ def without_arrays_of(step: Step) -> Step:
     with shapes.noting() as notes:
         replaced: dict[str, Any] = {}
         if MASK in values and step.kept_set is None:
-            replaced["kept_set"] = shapes.spare(kept_set, values[MASK], MASK, mask=np.ones(n, np.bool_))
+            kept = shapes.spare(kept_sets, values[MASK], MASK, mask=np.ones(n, np.bool_)) or (None, None)
+            replaced["kept_set"], replaced["kept_ids"] = kept
         if SPANS in values:
             try:
                 version, runs = versions(values, "The call")
@@ -66,27 +70,40 @@ def without_arrays_of(step: Step) -> Step:
     return step if extra is step.extra else replace(step, extra=shapes.with_notes(extra, notes), **replaced)
 
 
-def kept_set(value: Any, where: str, mask: Mask) -> Floats:
-    """How many tokens sampling could draw from at each place ``[n]``; NaN where ``mask`` ``[n]`` is not set.
+def kept_sets(value: Any, where: str, mask: Mask) -> tuple[Floats, Ids | None]:
+    """How many tokens sampling could draw from at each place ``[n]``; NaN where ``mask`` ``[n]`` is not set. Then their
+    ids, one set after the other; None where they are not told, or are too many to be stored.
 
-    ``value``: a list of ids for each set place (vLLM), or an object with ``counts`` (verifiers), with ``offsets`` of
-    one flat list, or with the lists under ``token_ids``. The sampled token is always kept, so 0 tells nothing.
-    Raises :class:`BadLine` for another length or form.
+    ``value``: a list of ids for each set place (vLLM), or an object with ``counts`` and ``ids`` (verifiers), with
+    ``offsets`` of one flat list, or with the lists under ``token_ids``. The sampled token is always kept, so 0 tells
+    nothing. Raises :class:`BadLine` for another length or form.
     """
     fields = value if isinstance(value, Mapping) else {"token_ids": value}
     try:
+        ids = fields.get("token_ids", fields.get("ids"))
         if "counts" in fields:
             counts = _array(fields["counts"], len(mask)).reshape(-1)
         elif "offsets" in fields:
             counts = np.diff(_array(fields["offsets"], len(mask)).reshape(-1))
         else:
-            counts = np.array([len(shapes.sequence(ids, where)) for ids in shapes.sequence(fields["token_ids"], where)])
+            sets = [shapes.sequence(one, where) for one in shapes.sequence(ids, where)]
+            counts = np.array([len(one) for one in sets])
+            ids = [token_id for one in sets for token_id in one] if counts.sum() <= MAX_KEPT * len(sets) else None
         places = [offsets for offsets in (np.arange(len(mask)), np.flatnonzero(mask)) if len(offsets) == len(counts)]
         sizes = np.full(len(mask), np.nan, np.float32)
         sizes[places[0]] = np.where(counts > 0, counts, np.nan)
-    except (ValueError, TypeError, LookupError, OverflowError, binascii.Error) as error:
+        return sizes, _kept_ids(ids, n_kept(sizes), len(counts))
+    except _UNREADABLE as error:
         raise shapes.BadLine(f"{where} does not tell a set for each of {int(mask.sum())} sampled tokens.") from error
-    return sizes
+
+
+def _kept_ids(ids: Any, n: int, n_sets: int) -> Ids | None:
+    if ids is None or not 0 < n <= MAX_KEPT * n_sets:
+        return None
+    with suppress(*_UNREADABLE):
+        flat = _array(ids, n).reshape(-1)
+        return ids_array(flat) if len(flat) == n and flat.dtype.kind in "iu" and flat.min() >= 0 else None
+    return None
 
 
 def _of_row(row: Row, steps: Sequence[Step]) -> Row:
@@ -94,8 +111,8 @@ def _of_row(row: Row, steps: Sequence[Step]) -> Row:
     values, extra = taken(extra, (MASK,))
     if values and len(row.loss_mask) == len(row.ids):
         with shapes.noting() as notes:
-            sizes = shapes.spare(kept_set, values[MASK], MASK, mask=row.loss_mask)
-        columns = row.columns if sizes is None else {"kept_set": sizes, **row.columns}
+            kept = shapes.spare(kept_sets, values[MASK], MASK, mask=row.loss_mask)
+        columns = row.columns if kept is None else {"kept_set": kept[0], **row.columns}
         row = replace(row, columns=columns, extra=shapes.with_notes(extra, notes))
         extra = row.extra
     if KEY not in extra and row.step_indices and row.step_indices[-1] < len(steps):
@@ -140,7 +157,7 @@ def summary_of(value: Any, n_tokens: int | None = None) -> dict[str, Any]:
         if isinstance(value, Mapping) and type(start := value.get("start")) is int and 0 <= start < 2**31:
             description["length"] += start  # the rows of the tokens before are not repeated
         return description
-    except (ValueError, TypeError, LookupError, OverflowError, binascii.Error, SyntaxError, MemoryError):
+    except (*_UNREADABLE, SyntaxError, MemoryError):
         return {} if length is None else {"length": length}
 
 

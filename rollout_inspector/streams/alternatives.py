@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rollout_inspector.streams.trajectory import Floats, Ids, Step, ids_array
+from rollout_inspector.streams.trajectory import NO_IDS, Floats, Ids, Step, ids_array
 
 MAX_ALTERNATIVES = 20
 """The most alternatives of a token that a launch asks for, which is also the most that OpenAI's API returns."""
 _NEVER = -9999.0  # What vLLM's server writes for minus infinity, which JSON lacks.
 MAX_STORED = 1000  # The most alternatives of a token that are kept.
+MAX_KEPT = 32  # Ids of kept sets that are stored for a token, on the mean. Of larger sets the sizes alone are.
 
 
 Alternatives = tuple[Ids, Floats]
@@ -52,6 +53,10 @@ def problem(step: Step) -> str:
     for name, values in (("entropy", step.entropy), ("kept_set", step.kept_set)):
         if values is not None and len(values) != n:
             return f"{name} has {len(values)} values for {n} completion ids."
+    if step.kept_ids is not None and len(step.kept_ids) != n_kept(step.kept_set):
+        return f"{len(step.kept_ids)} kept_ids are not as many as kept_set tells."
+    if step.kept_ids is not None and len(step.kept_ids) > n * MAX_STORED:
+        return f"{n} tokens have {len(step.kept_ids)} kept_ids; at most {MAX_STORED} each are stored."
     if ids is None and logprobs is None:
         return ""
     if ids is None or logprobs is None:
@@ -76,6 +81,18 @@ def least_kept(step: Step) -> int | None:
     if step.kept_set is None or not np.isfinite(step.kept_set).any():
         return None
     return int(min(float(np.nanmin(step.kept_set)), 2**31 - 1))
+
+
+def n_kept(kept_set: Floats | None) -> int:
+    """How many ids kept sets of these sizes hold together."""
+    return 0 if kept_set is None else int(np.nansum(kept_set, dtype=np.float64))
+
+
+def kept_at(kept_set: Floats | None, kept_ids: Ids | None, place: int) -> Ids:
+    """The ids that sampling could draw from at a place of a completion; none where they are not recorded."""
+    if kept_set is None or kept_ids is None:
+        return NO_IDS
+    return kept_ids[n_kept(kept_set[:place]) : n_kept(kept_set[: place + 1])]
 
 
 def behind_likeliest(alternatives: Alternatives, logprobs: Floats) -> Floats:

@@ -48,6 +48,7 @@ STEP_FIELDS = (
     StepField("policy_version", "text", 100),
     StepField("entropy", "floats"),
     StepField("kept_set", "floats"),
+    StepField("kept_ids", "optional_ids"),
     StepField("alternative_ids", "optional_ids"),
     StepField("alternative_logprobs", "floats"),
     StepField("extra", "mapping", column="extra_id"),

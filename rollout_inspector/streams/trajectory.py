@@ -98,6 +98,7 @@ class Step:
     """``[C]``, in nats: of the whole distribution that ``logprobs`` are of; None = not recorded."""
     kept_set: Floats | None = None
     """``[C]``: how many tokens top_p, top_k and min_p left to draw from at each place; NaN or None = not recorded."""
+    kept_ids: Ids | None = None  # The ids of these sets, one set after the other; None = not recorded, or too many.
     alternative_ids: Ids | None = None
     """``[C * K]``: for each sampled token the K likeliest ids at its place, likeliest first; None = not recorded."""
     alternative_logprobs: Floats | None = None

@@ -6,10 +6,7 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
-    dependencies = [
-        ('rollouts', '0001_initial'),
-    ]
+    dependencies = [("rollouts", "0001_initial")]
 
     operations = [
         migrations.CreateModel("Fork", [

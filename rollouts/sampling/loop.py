@@ -378,6 +378,7 @@ class RolloutBatch:
             policy_version=generation.policy_version or self.policy_version,
             entropy=generation.entropy,
             kept_set=generation.kept_set,
+            kept_ids=generation.kept_ids,
             alternative_ids=generation.alternative_ids,
             alternative_logprobs=generation.alternative_logprobs,
             delta_origin=live.strategy.delta_origin,

@@ -11,6 +11,8 @@ from rollouts.store.parameters import CommentsName, Count, KindName, MutedName, 
 from rollouts.store.runs.muted import rules_of
 from rollouts.store.trajectories.comments import seen_in_run
 
+Bound = FiniteFloat | None  # Of a figure; None = it is not asked.
+
 
 class FilterInput(NamedTuple):
     """How the search box of a list names a filter, and the column that it compares."""
@@ -41,21 +43,13 @@ class FilterParameters(BaseModel):
     """Only trajectories in this state."""
     stop_reason: Annotated[Text, Field(alias="stop"), FilterInput("stop", "stop:length", "stop_reason")] = ""
     """The stop reason."""
-    reward_min: Annotated[
-        FiniteFloat | None, Field(alias="min"), FilterInput("reward", "reward>=0.5", "reward__gte")
-    ] = None
+    reward_min: Annotated[Bound, Field(alias="min"), FilterInput("reward", "reward>=0.5", "reward__gte")] = None
     """The least reward. A trajectory without a reward passes no bound."""
-    reward_max: Annotated[
-        FiniteFloat | None, Field(alias="max"), FilterInput("reward", "reward<=1", "reward__lte")
-    ] = None
+    reward_max: Annotated[Bound, Field(alias="max"), FilterInput("reward", "reward<=1", "reward__lte")] = None
     """The greatest reward."""
-    reward_above: Annotated[
-        FiniteFloat | None, Field(alias="above"), FilterInput("reward", "reward>0", "reward__gt")
-    ] = None
+    reward_above: Annotated[Bound, Field(alias="above"), FilterInput("reward", "reward>0", "reward__gt")] = None
     """The reward is greater than this."""
-    reward_below: Annotated[
-        FiniteFloat | None, Field(alias="below"), FilterInput("reward", "reward<1", "reward__lt")
-    ] = None
+    reward_below: Annotated[Bound, Field(alias="below"), FilterInput("reward", "reward<1", "reward__lt")] = None
     """The reward is less than this."""
     step: Annotated[Count | None, Field(alias="at"), FilterInput("step", "step:2")] = None
     """Only trajectories that have such a finding at this step."""
@@ -67,7 +61,7 @@ class FilterParameters(BaseModel):
     """The fewest tokens of a trajectory."""
     tokens_max: Annotated[Count | None, FilterInput("tokens", "tokens<500", "n_tokens__lte")] = None
     """The most tokens of a trajectory."""
-    damage_min: Annotated[FiniteFloat | None, FilterInput("damage", "damage>=0.1", "damage__gte")] = None
+    damage_min: Annotated[Bound, FilterInput("damage", "damage>=0.1", "damage__gte")] = None
     """The least damage to the gradient. A trajectory that was not measured passes no bound."""
     training_min: Annotated[Count | None, FilterInput("training", "training>=10", "training_step__gte")] = None
     """The first training step. A trajectory without one passes no bound."""

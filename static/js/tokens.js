@@ -1048,18 +1048,29 @@ function entropyWords(told) {
   return [made("p", `entropy at least ${told.entropy_at_least.toFixed(3)} nats: the engine told no more`, "card-hint")];
 }
 
+const MAX_KEPT_SHOWN = 100;
+
+/** The tokens that top_p, top_k and min_p left, where they are stored. */
+function keptWords(told) {
+  if (!told.kept.length) return [];
+  const words = told.kept.slice(0, MAX_KEPT_SHOWN).map((token) => `${tokenWords(token)} (${token.id})`).join(", ");
+  const cut = told.kept.length > MAX_KEPT_SHOWN ? ", …" : "";
+  const line = made("p", `sampling could draw from ${plural(told.kept.length, "token")}: `, "card-hint");
+  line.append(made("bdi", words + cut, "mono"));
+  return [line];
+}
+
 let nAlternatives = 0;
 
 /** Fill the part of the card. Only a pinned token asks the server. */
 async function drawAlternatives(box, offset) {
   const mine = ++nAlternatives;
   const part = box.querySelector(".card-alternatives");
-  const [, , n] = cardData.alternatives.find(([start, stop]) => start <= offset && offset < stop) ?? [];
-  part.hidden = !n;
+  part.hidden = !cardData.alternatives.some(([start, stop]) => start <= offset && offset < stop);
   part.replaceChildren();
-  if (!n) return;
+  if (part.hidden) return;
   if (!pinned) {
-    part.append(made("p", "Alternatives were kept: press the token to see them.", "card-hint"));
+    part.append(made("p", "The engine told more of this token: press it to see what.", "card-hint"));
     return;
   }
   const url = new URL(pane().dataset.alternatives, location.href);
@@ -1076,8 +1087,9 @@ async function drawAlternatives(box, offset) {
     part.append(made("p", told ? told.missing : "The server does not answer. Press the token again.", "card-hint"));
     return;
   }
-  part.append(alternativesTable(told), ...entropyWords(told));
-  announce(alternativesSummary(told));
+  if (told.alternatives.length) part.append(alternativesTable(told));
+  part.append(...entropyWords(told), ...keptWords(told));
+  announce(told.alternatives.length ? alternativesSummary(told) : part.textContent);
 }
 
 // === what is selected: its figures, and copies of it as text, ids, link and Python ===================================

@@ -256,7 +256,8 @@ def test_prime_rl_rollouts_of_a_step(server: FakeServer, stream: RolloutStream) 
         assert (one.group, one.reward, set(versions(one))) == ("g", value.reward, {"3"})
     sizes = [step.kept_set for step in found[0].steps]
     assert len(sizes) == len(masks) and all(size is not None and (size == 2).all() for size in sizes)
-    assert all(step.kept_set is None for one in found[1:] for step in one.steps)
+    assert all(step.kept_ids is not None and step.kept_ids.tolist()[:2] == [1, 2] for step in found[0].steps)
+    assert all(step.kept_set is step.kept_ids is None for one in found[1:] for step in one.steps)
 
 
 def test_prime_rl_rollouts_of_older_versions(server: FakeServer, stream: RolloutStream) -> None:

@@ -15,7 +15,6 @@ from tests.conftest import ROOT
 WRITE = "import django.conf, pathlib; (pathlib.Path(django.conf.settings.INSPECTOR_DATA) / 'written').write_text('x')"
 STARTS = {
     "gunicorn": f"import inspector.wsgi; {WRITE}",
-    "uvicorn": f"import inspector.asgi; {WRITE}",
     "celery": "from inspector.celery import app; from celery.apps.worker import Worker; "
     f"Worker(app=app, pool='solo', queues='witness').on_before_init(quiet=True); {WRITE}",
 }

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rollout_inspector.streams.alternatives import kept_at
 from rollout_inspector.streams.strategies import Context
 from rollout_inspector.streams.trajectory import ids_array
 from rollout_inspector.text.chat_templates import renderer
@@ -73,8 +74,11 @@ def test_kept_sets_are_told_by_the_runner_that_has_them(engine: VllmEngine, stop
         assert cut.kept_set is not None and whole.kept_set is not None
         assert (cut.kept_set >= 1).all() and (cut.kept_set <= 20).all() and cut.kept_set.max() > 1
         assert len(cut.kept_set) == 6 and (whole.kept_set == engine.vocab_size).all()
+        sets = [kept_at(cut.kept_set, cut.kept_ids, n).tolist() for n in range(6)]
+        assert [len(one) for one in sets] == cut.kept_set.tolist() and whole.kept_ids is None
+        assert all(token in kept for token, kept in zip(cut.completion_ids.tolist(), sets, strict=True))
     else:
-        assert cut.kept_set is whole.kept_set is None
+        assert cut.kept_set is cut.kept_ids is whole.kept_set is None
 
 
 def test_a_small_launch_runs_on_it(engine: VllmEngine, tiny_tokenizer: Path) -> None:

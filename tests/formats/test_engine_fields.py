@@ -2,6 +2,7 @@
 
 import base64
 import io
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from rollout_inspector.diagnose import diagnose
 from rollout_inspector.formats.engine_fields import summary, summary_of, without_arrays
+from rollout_inspector.streams.alternatives import MAX_KEPT, kept_at
 from rollout_inspector.streams.trajectory import Step, Trajectory, ids_array
 from tests.samples.formats import CALL, GYM, changed, jsonl, own_line, read
 from tests.samples.reader_shapes import EVENT, HARBOR, RLLM_EPISODE, SGLANG
@@ -96,6 +98,8 @@ def test_a_row_has_the_figures_of_its_last_call() -> None:
     assert found.rows[0].extra["routing"] == found.steps[-1].extra["routing"]
 
 
+KEPT_IDS = [10, 4, 7, 11]
+KEPT_TEXT = text(np.array(KEPT_IDS, np.int32))
 KEPT = [[10, 4, 7], [11]]
 SPANS = [{"version": "v1", "start": 0, "end": 1}, {"version": "v2", "start": 1, "end": 2}]
 RLLM = {"session_id": "s", "prompt_token_ids": [1, 2], "completion_token_ids": [3, 4], "messages": []}
@@ -144,11 +148,35 @@ def test_kept_sets_and_spans_of_versions_are_read_at_every_door(record: Any, pat
     "value",
     [KEPT, {"token_ids": KEPT}, {"token_ids": [10, 4, 7, 11], "offsets": [0, 3, 4]}, {"ids": [1], "counts": [3, 1]},
      {"ids": "", "counts": base64.b64encode(np.array([3, 1], np.int32).tobytes()).decode()},
-     {"counts": {"data": text(np.array([3, 1], np.int64)), "shape": [2], "dtype": "int64"}}],
+     {"counts": {"data": text(np.array([3, 1], np.int64)), "shape": [2], "dtype": "int64"}},
+     {"counts": [3, 1], "ids": KEPT_TEXT}, {"counts": [3, 1], "ids": [10, 4, 7, -1]},
+     {"counts": [3, 1], "ids": [10, 4, 7, 2**31]}, {"counts": [3, 1], "ids": [0.5, 4, 7, 1]}],
 )
-def test_every_form_of_a_kept_set_has_the_same_sizes(value: Any) -> None:
+def test_every_form_of_a_kept_set_has_the_same_sizes_and_its_ids_where_they_can_be_read(value: Any) -> None:
     step = told(CALL, ("response", "choices", 0), sampling_mask=value).steps[0]
     assert step.kept_set is not None and step.kept_set.tolist() == [3, 1] and "left_out" not in step.extra
+    has_ids = not isinstance(value, dict) or "token_ids" in value or value.get("ids") == KEPT_TEXT
+    assert step.kept_ids is None or step.kept_ids.tolist() == KEPT_IDS
+    assert (step.kept_ids is not None) is has_ids
+
+
+def test_of_large_kept_sets_the_sizes_alone_are_kept() -> None:
+    for size, has_ids in ((MAX_KEPT * 2 - 1, True), (MAX_KEPT * 2, False)):
+        for value in ([[*range(size)], [11]], {"counts": [size, 1], "ids": [*range(size), 11]}):
+            step = told(CALL, ("response", "choices", 0), sampling_mask=value).steps[0]
+            assert step.kept_set is not None and step.kept_set.tolist() == [size, 1]
+            assert (step.kept_ids is not None) is has_ids and "sampling_mask" not in str(step.extra)
+
+
+def test_ids_of_our_own_lines_must_be_as_many_as_the_sizes_tell() -> None:
+    sizes = np.array([2, np.nan, 1], np.float32)
+    step = Step(ids_array([1]), ids_array([5, 6, 7]), kept_set=sizes, kept_ids=ids_array([5, 9, 7]))
+    (found,) = read(own_line(Trajectory("a", (step,))))[1]
+    kept = found.steps[0]
+    assert [kept_at(kept.kept_set, kept.kept_ids, n).tolist() for n in range(3)] == [[5, 9], [], [7]]
+    for other in (replace(step, kept_ids=ids_array([5, 9])), replace(step, kept_set=None)):
+        (line,) = read(own_line(Trajectory("a", (other,))))[2]
+        assert "kept_ids are not as many as kept_set tells" in line.reason
 
 
 @pytest.mark.parametrize("value", [[[1]], [[1], 2], "x", 5, {}, {"counts": "no"}, {"counts": [[1], [2, 3]]}, [None]])

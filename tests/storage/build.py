@@ -74,8 +74,9 @@ def alternatives(completion: np.ndarray, logprobs: np.ndarray) -> dict[str, np.n
     values = np.stack([logprobs, logprobs - 1], axis=1).astype(np.float32)
     values[-1, 1] = -np.inf
     found = np.stack([completion, completion + 1], axis=1).astype(np.int32)
+    sizes = np.ceil(-logprobs * 9 + 1)
     return {
-        "entropy": -logprobs, "kept_set": np.ceil(-logprobs * 9 + 1),
+        "entropy": -logprobs, "kept_set": sizes, "kept_ids": np.arange(sizes.sum(), dtype=np.int32) + 7,
         "alternative_ids": found.reshape(-1), "alternative_logprobs": values.reshape(-1),
     }
 

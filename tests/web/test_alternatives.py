@@ -32,6 +32,7 @@ def told(step: Step, other: int, k: int = 2, entropy: bool = True) -> Step:
     return replace(
         step, alternative_ids=ids.reshape(-1), alternative_logprobs=values.reshape(-1),
         entropy=-2 * step.logprobs if entropy else None, kept_set=np.arange(1, n + 1, dtype=np.float32) + 2,
+        kept_ids=np.repeat(step.completion_ids, np.arange(1, n + 1) + 2) if entropy else None,
     )
 
 
@@ -99,6 +100,7 @@ def test_the_alternatives_of_a_token(web: Client, make: Maker) -> None:
     assert among["alternatives"][0]["text"] == "<" and among["alternatives"][0]["bytes"] == "3c"
     assert among["entropy"] == pytest.approx(float(-2 * first.logprobs[1])) and among["entropy_at_least"] is None
     assert among["behind_likeliest"] == pytest.approx(float(-first.logprobs[1] / 2), rel=1e-5)
+    assert [one["id"] for one in among["kept"]] == [first.completion_ids[1]] * 4 and among["kept"][0]["text"]
     alone = web.get(f"{address}?row=0&t={start}").json()
     assert alone["rank"] is None and len(alone["alternatives"]) == 1
     assert alone["sampled"]["id"] == first.completion_ids[0]
@@ -114,6 +116,27 @@ def test_the_alternatives_of_a_token(web: Client, make: Maker) -> None:
     own = make.run([own_row()]).trajectories.get()
     answer = web.get(reverse("trajectory-alternatives", args=[own.code]) + "?t=3").json()
     assert "its source names no step" in answer["missing"]
+
+
+@pytest.mark.parametrize("store", ["database", "segments"])
+def test_the_kept_set_of_a_token_is_shown_without_alternatives_too(web: Client, make: Maker, store: str) -> None:
+    value = make.conversation("a", 2)
+    first, second = value.steps
+    sizes = np.full(len(first.completion_ids), 2, np.float32)
+    kept = replace(first, kept_set=sizes, kept_ids=np.repeat(first.completion_ids, 2))
+    second = replace(second, kept_set=np.full(len(second.completion_ids), 900, np.float32))
+    run = make.run([replace(value, steps=(kept, second))])
+    stored = run.trajectories.get()
+    move_arrays(run, [stored], STORES[store])
+    address = reverse("trajectory-alternatives", args=[stored.code])
+    start = len(first.prompt_ids)
+    told_of = web.get(f"{address}?row=0&t={start + 1}").json()
+    assert [one["id"] for one in told_of["kept"]] == [first.completion_ids[1]] * 2
+    assert told_of["alternatives"] == [] and told_of["missing"] == "" and told_of["rank"] is None
+    card = web.get(reverse("trajectory", args=[stored.code]) + "/card.json").json()
+    assert card["alternatives"][0] == [start, len(first.stream), 0]
+    many = web.get(f"{address}?row=0&t={len(second.prompt_ids)}").json()
+    assert "how many tokens it could draw from, and not which" in many["missing"] and many["kept"] == []
 
 
 def test_a_row_with_tokens_of_its_own_has_the_alternatives_of_what_it_trains_as_sampled(

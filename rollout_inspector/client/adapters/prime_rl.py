@@ -13,6 +13,7 @@ from typing import Any
 from rollout_inspector.client.adapters.records import plain
 from rollout_inspector.client.adapters.stream import RolloutStream
 from rollout_inspector.client.client import line_of
+from rollout_inspector.streams.alternatives import MAX_KEPT
 
 _HEAVY = ("multi_modal_data", "routed_experts", "sampling_mask")  # Fields of a node that hold raw tensors.
 
@@ -80,5 +81,6 @@ def record(rollout: Any) -> dict[str, Any] | bytes:
     for trace, line in traces:
         for node, fields in zip(getattr(trace, "nodes", ()), line.get("nodes", ()), strict=False):
             if (mask := getattr(node, "sampling_mask", None)) is not None:
-                fields["sampling_mask"] = {"counts": plain(mask.counts)}  # the sizes are kept, the ids are too many
+                is_small = len(mask.ids) <= MAX_KEPT * len(mask.counts)  # of larger sets the sizes alone are stored
+                fields["sampling_mask"] = {"counts": plain(mask.counts), "ids": plain(mask.ids) if is_small else None}
     return record

@@ -31,9 +31,7 @@ def read(source: Source) -> Iterator[Trajectory | Rejected]:
     for line in source.lines():
         try:
             value = shapes.mapping(decode(line.checked()), "The row")
-            index = shapes.whole(value.get("sample_index"), "sample_index", least=0)
-            if index is None:
-                raise BadLine("sample_index is missing.")
+            index = _index(value)
             key = (index, counts[index])
             counts[index] += 1
             with shapes.noting() as notes:
@@ -45,6 +43,12 @@ def read(source: Source) -> Iterator[Trajectory | Rejected]:
             yield replace(trajectory, extra=shapes.with_notes(trajectory.extra, notes))
         yield from conversations.rejected()
     yield from conversations.left()
+
+
+def _index(value: Mapping[str, Any]) -> int:
+    if (index := shapes.whole(value.get("sample_index"), "sample_index", least=0)) is None:
+        raise BadLine("sample_index is missing.")
+    return index
 
 
 def _trajectory(value: Mapping[str, Any], key: Key, said: Mapping[str, Any], named: re.Match[str] | None) -> Trajectory:
@@ -90,9 +94,7 @@ class _Conversations:
         for line in source.lines():
             try:
                 value = shapes.mapping(decode(line.checked()), "The line")
-                index = shapes.whole(value.get("sample_index"), "sample_index", least=0)
-                if index is None:
-                    raise BadLine("sample_index is missing.")
+                index = _index(value)
                 place = shapes.whole(value.get("sample_occurrence"), "sample_occurrence", least=0)
             except BadLine as error:
                 self._problems.append(Rejected(None, f"{self._name}, line {line.number}: {error}"))

@@ -24,7 +24,6 @@ from rollouts.store.people.accounts import drop_expired_sessions
 from rollouts.store.people.activity_log import drop_old_events
 from rollouts.store.runs.imports import never_sent_imports
 from rollouts.store.runs.runs import end_active_run, find_run
-from rollouts.store.trajectories.previews import fill_previews
 from rollouts.store.trajectories.token_segments import delete_orphans, delete_replaced
 
 log = logging.getLogger(__name__)
@@ -33,16 +32,14 @@ UPLOAD_AGE = timedelta(days=7)  # How long the uploads of an import that broke o
 JOB_AGE = timedelta(days=90)  # How long a job that has ended is kept where its run has had a later one of its kind.
 LIST_SECONDS = 24 * 3600  # How often the segments of the file storage are listed.
 UPLOAD_SECONDS = 24 * 3600.0  # No request takes so long. An older file belongs to a process that is gone.
-PREVIEW_SECONDS = 20.0  # How long one sweep writes the lines of trajectories that an older version stored.
 
 
 def sweep() -> None:
-    """Remove what is old, unless the clock may be wrong; then gather segments and fill previews.
+    """Remove what is old, unless the clock may be wrong; then gather segments.
 
     Uploads that no import reads again, files of exports that are not offered, and drafts of dead writers are removed.
     Imports that were never sent are ended, and runs that keep their arrays in segments are gathered. Lines of the audit
-    log, sessions and jobs that are too old go. Files of another database stay as they are. Trajectories of an older
-    version get their lines for lists, last, because arrays are read for it. Raises
+    log, sessions and jobs that are too old go. Files of another database stay as they are. Raises
     :class:`rollouts.store.files.StorageDown`.
     """
     if fault := fault_of_clock(note=True):
@@ -50,7 +47,6 @@ def sweep() -> None:
     else:
         _remove_old()
     token_moves.gather()
-    fill_previews(PREVIEW_SECONDS)
 
 
 def _remove_old() -> None:

@@ -71,6 +71,7 @@ class Generation:
     entropy: Floats | None = None
     """``[C]``, in nats, of the whole distribution; None = not asked, or the engine does not know it."""
     kept_set: Floats | None = None  # ``[C]``: how many tokens were left to draw from; None = not told.
+    kept_ids: Ids | None = None  # The ids of these, one set after the other; None = not told, or too many.
     policy_version: str = ""  # Of the weights that sampled the last token, as the engine names it; empty = not told.
     extra: Mapping[str, Any] = field(default_factory=dict)  # What else the engine tells, as a step keeps it.
 
@@ -89,7 +90,7 @@ class Generation:
         beside = alternatives or (None, None)
         return cls(
             request_id, sampled, floats, finish, stop, cached, beside[0], beside[1],
-            kept_set=step.kept_set, policy_version=version, extra=step.extra,
+            kept_set=step.kept_set, kept_ids=step.kept_ids, policy_version=version, extra=step.extra,
         )
 
 

@@ -73,5 +73,6 @@ class StepTokens(models.Model):
     logprobs = FloatsField(null=True)
     entropy = FloatsField(null=True)
     kept_set = FloatsField(null=True)
+    kept_ids = IdsField(null=True, help_text="The ids of the kept sets, one set after the other.")
     alternative_ids = IdsField(null=True, help_text="The likeliest ids at each token, one token after the other.")
     alternative_logprobs = FloatsField(null=True)

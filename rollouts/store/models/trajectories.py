@@ -96,8 +96,4 @@ class StoredTrajectory(models.Model):
             models.Index(fields=["run", "status", "index"], name="trajectory_by_status"),
             # How many trajectories of a run have which worst severity, for the list of runs.
             models.Index(fields=["run", "worst_severity"], condition=~Q(worst_severity=""), name="trajectory_by_worst"),
-            # What an older version stored without the lines of lists.
-            models.Index(
-                fields=["id"], condition=Q(prompt_line__isnull=True, status="done"), name="trajectory_without_lines"
-            ),
         ]

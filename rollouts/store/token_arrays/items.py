@@ -18,7 +18,7 @@ def _fields(model: Any) -> dict[str, ArrayField]:
 
 STEP_ARRAYS = _fields(StepTokens)  # The arrays of a step, each with its type.
 ROW_ARRAYS = _fields(RowTokens)  # The arrays of a row, each with its type.
-ALTERNATIVES = ("alternative_ids", "alternative_logprobs")
+ALTERNATIVES = ("alternative_ids", "alternative_logprobs", "kept_ids")
 """The arrays of a step that are several times as long as its completion. A page reads them for few tokens."""
 _IDS = tuple(
     name

@@ -10,8 +10,9 @@ import numpy as np
 from rollout_inspector.streams import alternatives
 from rollout_inspector.streams.align import sampled_in_row
 from rollout_inspector.streams.alternatives import Alternatives
-from rollout_inspector.streams.trajectory import Floats, Ids
+from rollout_inspector.streams.trajectory import NO_IDS, Floats, Ids
 from rollouts.store import models
+from rollouts.store.token_arrays.items import ALTERNATIVES
 from rollouts.store.token_arrays.reading import steps_with_tokens
 from rollouts.store.trajectories.rows import row_columns
 from rollouts.store.trajectories.trajectories import load_trajectories
@@ -108,9 +109,12 @@ SampledPart = tuple[StepSummary, int, int, int]
 def parts_with_alternatives(
     trajectory: models.StoredTrajectory, row: RowSummary, steps: Sequence[StepSummary]
 ) -> list[SampledPart]:
-    """The tokens of a row that have alternatives. No query, except for a row with tokens of its own whose steps have
-    some: it is aligned with what they sampled, or has none where that is too long."""
-    with_alternatives = {step.index: step for step in steps if step.n_alternatives and step.index in row.steps}
+    """The tokens of a row that have alternatives or a kept set. No query, except for a row with tokens of its own whose
+    steps have some: it is aligned with what they sampled, or has none where that is too long."""
+    with_alternatives = {
+        step.index: step for step in steps
+        if (step.n_alternatives or step.least_kept is not None) and step.index in row.steps
+    }
     if row.follows_steps:
         return [(step, step.prompt_length, 0, step.completion_length) for step in with_alternatives.values()]
     if not with_alternatives or sum(step.prompt_length + step.completion_length for step in steps) > MAX_ALIGNED:
@@ -124,7 +128,7 @@ def parts_with_alternatives(
 
 
 def spans_with_alternatives(parts: Iterable[SampledPart], start: int, stop: int) -> list[tuple[int, int, int]]:
-    """Start, stop and number of alternatives of each stretch of ``[start, stop)`` whose tokens have some. No query."""
+    """Start, stop and number of alternatives of each of the parts in ``[start, stop)``. No query."""
     return [
         (max(begin, start), min(begin + n, stop), step.n_alternatives or 0)
         for step, begin, _, n in parts
@@ -134,26 +138,27 @@ def spans_with_alternatives(parts: Iterable[SampledPart], start: int, stop: int)
 
 def beside_token(
     parts: Iterable[SampledPart], offset: int
-) -> tuple[float | None, Ids, Floats, dict[str, float]] | None:
-    """What an engine told beside the token ``offset`` of a row; None = it has no alternatives. At most one query. It is
+) -> tuple[float | None, Alternatives, Ids, dict[str, float]] | None:
+    """What an engine told beside the token ``offset`` of a row; None = nothing. At most one query. It is
     the log-probability that the step recorded for the token itself, then the likeliest ids ``[K]`` at its place,
-    likeliest first, with their log-probabilities. Last are the columns of the row at the token that are known."""
+    likeliest first, with their log-probabilities, and the ids that it could be drawn from, as far as they are stored.
+    Last are the columns of the row at the token that are known."""
     places = ((step, first + offset - start) for step, start, first, n in parts if start <= offset < start + n)
     step, at = next(places, (None, 0))
     if step is None:
         return None
     tokens = _read([step], _ALL)[step.pk]
     of_step = _told(step, tokens)
-    if of_step is None:
-        return None
     columns = _columns(step, tokens, (ENTROPY, KEPT_SET, AT_LEAST, BEHIND))
     values = {name: float(column[at]) for name, column in columns.items() if np.isfinite(column[at])}
     own = None if tokens.logprobs is None or not np.isfinite(tokens.logprobs[at]) else float(tokens.logprobs[at])
-    is_there = np.isfinite(of_step[1][at])
-    return own, of_step[0][at][is_there], of_step[1][at][is_there], values
+    likeliest = (NO_IDS, np.zeros(0, np.float32)) if of_step is None else (of_step[0][at], of_step[1][at])
+    is_there = np.isfinite(likeliest[1])
+    kept = alternatives.kept_at(tokens.kept_set, tokens.kept_ids, at)
+    return own, (likeliest[0][is_there], likeliest[1][is_there]), kept, values
 
 
-_ALL = ("logprobs", ENTROPY, KEPT_SET, "alternative_ids", "alternative_logprobs")
+_ALL = ("logprobs", ENTROPY, KEPT_SET, *ALTERNATIVES)
 
 
 def _read(steps: Sequence[StepSummary], names: Collection[str]) -> dict[int, models.StepTokens]:

@@ -1,6 +1,5 @@
-"""The lines of trajectories for lists: made when steps are stored, and later for those that an older version stored."""
+"""The lines of trajectories for lists, made when steps are stored."""
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,12 +9,7 @@ from rollout_inspector.streams.preview import MAX_LINE, Pieces, Preview, preview
 from rollout_inspector.streams.trajectory import Ids, Row, Step
 from rollout_inspector.text.tokenizers import ByteTable
 from rollout_inspector.text.tokenizers.byte_table import special_tokens
-from rollouts.store import models
-from rollouts.store.chat_templates.tokenizers import byte_table_of
 from rollouts.store.text import storable_text
-from rollouts.store.trajectories.trajectories import load_trajectories
-
-BATCH = 20  # Trajectories of an older version that are loaded at once.
 
 
 def stored_preview(
@@ -39,19 +33,3 @@ def pieces_of(table: ByteTable) -> Pieces:
         return [whole[a:b].decode("utf-8", "replace") for a, b in zip(starts, stops, strict=True) if b > a]
 
     return pieces
-
-
-def fill_previews(seconds: float) -> int:
-    """Write the lines of finished trajectories that have none, for so many seconds at most. Returns their number."""
-    stop, n = time.monotonic() + seconds, 0
-    lacking = models.StoredTrajectory.objects.filter(prompt_line=None, status=models.StoredTrajectory.Status.DONE)
-    while time.monotonic() < stop:
-        records = list(lacking.select_related("run__tokenizer").order_by("pk")[:BATCH])
-        if not records:
-            break
-        for record, value in zip(records, load_trajectories(records), strict=True):
-            preview = stored_preview(value.steps, value.rows, byte_table_of(record.run), value.extra)
-            record.prompt_line, record.answer_line = preview
-        models.StoredTrajectory.objects.bulk_update(records, ["prompt_line", "answer_line"])
-        n += len(records)
-    return n
