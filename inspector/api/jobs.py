@@ -145,9 +145,7 @@ def launch_run(request: HttpRequest, asked: LaunchAsked) -> HttpResponse:
     return answer(whole_run(_again(request, run)), 201)
 
 
-ForksAnswer: Any = some_fields(
-    ForksPage, "ForksAnswer", "What the policy would have done otherwise.", "forks effects"
-)
+ForksAnswer: Any = some_fields(ForksPage, "ForksAnswer", "What the policy would have done otherwise.", "forks effects")
 
 
 @router.get("/trajectories/{code}/forks", response=ForksAnswer, openapi_extra=extra())

@@ -56,9 +56,7 @@ class Choice:
     muted: bool = False  # Of a kind of finding: the project knows it in this run.
 
 
-def finding_choices(
-    summary: RunSummary, wanted: ListQuery, n_ended: int, muted: Collection[str] = ()
-) -> list[Choice]:
+def finding_choices(summary: RunSummary, wanted: ListQuery, n_ended: int, muted: Collection[str] = ()) -> list[Choice]:
     """Findings by kind: errors, then warnings, then notes, and of each severity the one that costs most first.
     ``n_ended``: the trajectories that ended. ``muted``: the kinds that are muted in the run, which come last."""
     most = max(summary.finding_counts.values(), default=0)

@@ -140,9 +140,7 @@ def _initial(request: HttpRequest) -> dict[str, Any]:
     row = whole_number(request.GET.get("row") or place.get("row"))
     at = whole_number(request.GET.get("at") or place.get("t", "").partition("-")[0])
     usual = ForkSettings()
-    return {
-        "row": usual.row if row is None else row, "at": usual.at if at is None else at, "samples": usual.samples,
-    }
+    return {"row": usual.row if row is None else row, "at": usual.at if at is None else at, "samples": usual.samples}
 
 
 def _place_url(code: str, row: int, offset: int) -> str:

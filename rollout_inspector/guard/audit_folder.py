@@ -108,9 +108,7 @@ class AuditFolder:
             file.write(json.dumps(summary, indent=1).encode() + b"\n")
         return summary
 
-    def _tables(
-        self, shards: Sequence[Shard], digest: str, refused: Sequence[tuple[str, str]]
-    ) -> Iterator[pa.Table]:
+    def _tables(self, shards: Sequence[Shard], digest: str, refused: Sequence[tuple[str, str]]) -> Iterator[pa.Table]:
         """The table of each shard, with its number, and one of what could not be opened."""
         for number, shard in enumerate(shards):
             table = pq.read_table(self.file_of(key_of(shard, digest)))

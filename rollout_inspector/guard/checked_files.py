@@ -124,9 +124,7 @@ class CheckedFiles:
             count.n_trajectories += finding.kind not in kinds
             kinds.add(finding.kind)
             if count.n_findings <= MAX_PLACES:
-                self.found.append(
-                    PlacedFinding(finding, file, line, trajectory.external_id, trajectory.training_step)
-                )
+                self.found.append(PlacedFinding(finding, file, line, trajectory.external_id, trajectory.training_step))
 
     def warn_of_stops(self, file: str) -> None:
         """No row of a file trains a stop token: what may be a limit in one row is a fault of all."""

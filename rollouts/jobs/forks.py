@@ -68,9 +68,7 @@ class _Place(NamedTuple):
     parent: StepSummary | None  # The step before it in the row.
 
 
-def fork(
-    trajectory: StoredTrajectory, settings: ForkSettings, user: Any = None, enqueue: bool = True
-) -> list[Run]:
+def fork(trajectory: StoredTrajectory, settings: ForkSettings, user: Any = None, enqueue: bool = True) -> list[Run]:
     """Launch a run whose trajectories continue this one from a token. Raises :class:`Refusal`. Of a finding two runs
     with the same seeds: from what was sampled, then from what was made of it."""
     if (number := settings.finding) is not None:

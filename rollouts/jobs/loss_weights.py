@@ -179,8 +179,6 @@ KIND = JobKind(
     activity="loss weights computation started",
     page="run-gap#weights",
     details=lambda options: ", also under every strategy" if options.get("strategies") else "",
-    done=lambda job: (
-        f"{job.n_done:,} trajectories counted; the page Gap shows what each loss makes of their tokens."
-    ),
+    done=lambda job: (f"{job.n_done:,} trajectories counted; the page Gap shows what each loss makes of their tokens."),
 )
 """The weights of the tokens of a run under every loss are summed; ``report`` has the sums."""

@@ -259,9 +259,7 @@ def _context(run: Run, tokenizer: LoadedTokenizer) -> Context:
     contexts = []
     for template in _templates(run):
         # One date for the whole run, so that a trajectory that is taken up again on another day keeps its prompts.
-        rendering = renderer(
-            tokenizer, template.text, run.created_at.isoformat(), faults_in(run.pk, template.text)
-        )
+        rendering = renderer(tokenizer, template.text, run.created_at.isoformat(), faults_in(run.pk, template.text))
         if is_renderer(template.text) and (problem := cannot_render(rendering)):
             raise Refusal(problem)
         bridge = bridges_of(tokenizer, rendering)

@@ -142,9 +142,7 @@ def alarms_of_run(request: HttpRequest, run: Run, errors: Mapping[str, list[str]
     """The alarms of a run, the limits that hold in it, and what is wrong with the form."""
     is_member = reader_of(request) is not None
     limits = [LimitLine.of(figure, is_member) for figure in limits_in(run)]
-    return AlarmsPage(
-        RunValues.of(run), alarm_values(request, run), limits, count_alarm_steps(run), dict(errors or {})
-    )
+    return AlarmsPage(RunValues.of(run), alarm_values(request, run), limits, count_alarm_steps(run), dict(errors or {}))
 
 
 def _page(

@@ -125,9 +125,7 @@ def _gap_words(diff: DiffIds) -> str:
     return f"{count} {what}{'s' * (n != 1)} replaced here"
 
 
-def drawn_diff(
-    diff: DiffIds | None, place: PagePlace, tokens: Tokens, painter: TokenPainter
-) -> list[tuple[str, Html]]:
+def drawn_diff(diff: DiffIds | None, place: PagePlace, tokens: Tokens, painter: TokenPainter) -> list[tuple[str, Html]]:
     """The name and the HTML of each side of a card, between a few tokens of the row where the page has read them."""
     if diff is None:
         return []

@@ -78,9 +78,7 @@ class FindingValues(Page):
     """The project knows findings of this kind in this run."""
 
     @classmethod
-    def of(
-        cls, finding: StoredFinding, trajectory: str, number: int, muted: Collection[str] = (), **more: Any
-    ) -> Self:
+    def of(cls, finding: StoredFinding, trajectory: str, number: int, muted: Collection[str] = (), **more: Any) -> Self:
         """A finding of the trajectory with that code. ``muted``: the kinds that are muted in its run."""
         return from_columns(
             cls, finding, trajectory=trajectory, number=number,

@@ -65,9 +65,7 @@ class DamageCase:
         return sampled, by_finding, of_rows
 
 
-def damage_case(
-    value: Trajectory, findings: Sequence[Finding], advantage: float | None, rule: str = ""
-) -> DamageCase:
+def damage_case(value: Trajectory, findings: Sequence[Finding], advantage: float | None, rule: str = "") -> DamageCase:
     """What is to be measured of a trajectory. ``findings`` in reading order; ``advantage`` of its group, if any.
     ``rule``: a slug of ``RULES``; empty = GRPO where the trainer's log-probabilities are known, else no correction.
     Raises :class:`Refusal` with a sentence where nobody knows what was sampled."""
@@ -129,9 +127,7 @@ def _has_right_values(
     return not any(finding.kind in kinds and index in rows_of(finding, rows) for finding in findings)
 
 
-def _as_sampled(
-    row: Row, rows: Sequence[Row], steps: Sequence[Step], findings: Sequence[Finding], level: float
-) -> Row:
+def _as_sampled(row: Row, rows: Sequence[Row], steps: Sequence[Step], findings: Sequence[Finding], level: float) -> Row:
     """A row that follows from steps, with the values that the stored rows have for the same tokens."""
     forwarded = [stored for n, stored in enumerate(rows) if _has_right_values(findings, rows, n, [_OTHER])]
     row = _completed(with_columns_of(row, forwarded, with_advantages=False), level)

@@ -22,9 +22,7 @@ _CALL_ID_LENGTH = 9
 _THINK = re.compile(r"^\s*<think>(.*?)</think>\s*", re.DOTALL)
 
 
-def parser(
-    tokenizer: Any, stop_ids: frozenset[int], read: Reader | None = None, own: Parse | None = None
-) -> Parse:
+def parser(tokenizer: Any, stop_ids: frozenset[int], read: Reader | None = None, own: Parse | None = None) -> Parse:
     """Returns a parser that reads replies by ``own``, which may raise, or calls by ``read``. Without both the
     tokenizer's own response parsing is used. A tokenizer without one gets :func:`plain`. ``tokenizer`` is a
     transformers tokenizer; with ``read``, any codec."""

@@ -83,9 +83,7 @@ def is_shifted(values):
 DISTRIBUTION = """
 import statistics
 
-pairs = [
-    (s, t) for s, t, m in zip(LOGPROBS, TRAINER_LOGPROBS, LOSS_MASK) if m and -inf < s < 0 and -inf < t < inf
-]
+pairs = [(s, t) for s, t, m in zip(LOGPROBS, TRAINER_LOGPROBS, LOSS_MASK) if m and -inf < s < 0 and -inf < t < inf]
 sampler, trainer = [s for s, _ in pairs], [t for _, t in pairs]
 apart = [t - s for s, t in pairs]
 shift, spread = statistics.median(apart), statistics.pstdev(apart)

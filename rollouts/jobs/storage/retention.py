@@ -50,9 +50,7 @@ def plan(
     now = now or timezone.now()
     sizes = segment_bytes(project)
     plan = RetentionPlan()
-    sizes_of_runs = [
-        (run, sizes.get(run.pk) or run.n_tokens * BYTES_PER_TOKEN) for run in runs_by_change(project)
-    ]
+    sizes_of_runs = [(run, sizes.get(run.pk) or run.n_tokens * BYTES_PER_TOKEN) for run in runs_by_change(project)]
     plan.n_bytes = plan.n_bytes_left = sum(size for _, size in sizes_of_runs)
     for run, size in sizes_of_runs:
         age: timedelta = now - run.changed_at

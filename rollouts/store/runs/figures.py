@@ -84,9 +84,7 @@ def count(run: Run) -> dict[str, Any]:
     """All figures, as a JSON object."""
     kinds = run_kinds(run)
     spreads = {kind: run_spread(run, kind) for kind in ("", *(cost.kind for cost in kinds))}
-    body = {
-        "summary": run_summary(run), "kinds": kinds, "spreads": spreads, "totals": run_totals(run),
-    }
+    body = {"summary": run_summary(run), "kinds": kinds, "spreads": spreads, "totals": run_totals(run)}
     return dict(msgspec.to_builtins(body))
 
 

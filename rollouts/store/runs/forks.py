@@ -177,9 +177,7 @@ class BreakEffect:
     @property
     def words(self) -> dict[str, str]:
         """What is compared -> the effect on it."""
-        return {
-            "Reward": self.reward.words(), "Success": self.success.words(), "Length": self.length.words(" tokens")
-        }
+        return {"Reward": self.reward.words(), "Success": self.success.words(), "Length": self.length.words(" tokens")}
 
 
 def effects_of(figures: Sequence[ForkFigures]) -> list[BreakEffect]:
@@ -270,6 +268,4 @@ def _branch(
 def keep_prefixes(parents: Sequence[int]) -> None:
     """Let the forks of trajectories that are deleted keep the ids that they share with them."""
     for fork in Fork.objects.select_related("base_step").filter(parent__in=parents):
-        Fork.objects.filter(pk=fork.pk).update(
-            tail_ids=fork_prefix(fork), n_shared=0, base_step=None, parent=None
-        )
+        Fork.objects.filter(pk=fork.pk).update(tail_ids=fork_prefix(fork), n_shared=0, base_step=None, parent=None)

@@ -122,9 +122,7 @@ def parts_with_alternatives(
     (value,) = load_trajectories([trajectory])
     place = trajectory.rows.filter(last_step=None, index__lt=row.index).count()
     places = sampled_in_row(value.steps, value.rows[place])
-    return [
-        (with_alternatives[step], start, first, n) for start, step, first, n in places if step in with_alternatives
-    ]
+    return [(with_alternatives[step], start, first, n) for start, step, first, n in places if step in with_alternatives]
 
 
 def spans_with_alternatives(parts: Iterable[SampledPart], start: int, stop: int) -> list[tuple[int, int, int]]:
