@@ -19,7 +19,7 @@ from typing import IO
 
 from tests.conftest import DATABASE_FOLDERS, STORAGE_FOLDERS, WORK_FOLDERS
 
-PASSES = 3
+PASSES = 4
 """How many parts run side by side on two processors: tests of workers and servers mostly wait."""
 NO_TESTS = 5
 """Pytest's exit status when none of the chosen tests is in a part."""
