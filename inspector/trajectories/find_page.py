@@ -78,7 +78,7 @@ class TokenAlternatives(Page):
     """Its place among the alternatives, from 1; None when it is not among them."""
     alternatives: list[TokenText]
     """The likeliest tokens at its place, likeliest first."""
-    kept: list[TokenText]
+    kept_tokens: list[TokenText]
     """The tokens that sampling could draw from, as far as they are stored."""
     entropy: float | None
     """In nats, of the whole distribution; None when the engine did not know it."""
@@ -100,10 +100,10 @@ def alternatives_page(
     of_engine = engine_columns.beside_token(engine_columns.parts_with_alternatives(trajectory, row, steps), offset)
     if of_engine is None:
         return _nothing(place.row, offset, _why(row, steps, offset))
-    logprob, (alternative_ids, logprobs), kept, columns = of_engine
-    if not len(alternative_ids) and not len(kept):
-        told = "how many tokens it could draw from, and not which" * (engine_columns.KEPT_SET in columns)
-        return _nothing(place.row, offset, f"Of this token the engine told {told or 'no alternatives'}.")
+    logprob, (alternative_ids, logprobs), drawable, columns = of_engine
+    if not len(alternative_ids) and not len(drawable):
+        sentence = "how many tokens it could draw from, and not which" * (engine_columns.KEPT_SET in columns)
+        return _nothing(place.row, offset, f"Of this token the engine told {sentence or 'no alternatives'}.")
     token_id = int(data.read_tokens(trajectory, row, offset, offset + 1, steps).ids[0])
     table, _ = data.table_of(trajectory.run.tokenizer)
     sampled = None
@@ -114,7 +114,7 @@ def alternatives_page(
     entropy, at_least, behind = (columns.get(name) for name in names)
     return TokenAlternatives(
         row.index, offset, sampled, ids.index(token_id) + 1 if token_id in ids else None,
-        token_texts(table, alternative_ids, logprobs), token_texts(table, kept, None),
+        token_texts(table, alternative_ids, logprobs), token_texts(table, drawable, None),
         entropy, at_least, behind, "",
     )
 

@@ -59,8 +59,8 @@ def without_arrays_of(step: Step) -> Step:
     with shapes.noting() as notes:
         replaced: dict[str, Any] = {}
         if MASK in values and step.kept_set is None:
-            kept = shapes.spare(kept_sets, values[MASK], MASK, mask=np.ones(n, np.bool_)) or (None, None)
-            replaced["kept_set"], replaced["kept_ids"] = kept
+            sets = shapes.spare(kept_sets, values[MASK], MASK, mask=np.ones(n, np.bool_)) or (None, None)
+            replaced["kept_set"], replaced["kept_ids"] = sets
         if SPANS in values:
             try:
                 version, runs = versions(values, "The call")
@@ -86,9 +86,9 @@ def kept_sets(value: Any, where: str, mask: Mask) -> tuple[Floats, Ids | None]:
         elif "offsets" in fields:
             counts = np.diff(_array(fields["offsets"], len(mask)).reshape(-1))
         else:
-            sets = [shapes.sequence(one, where) for one in shapes.sequence(ids, where)]
-            counts = np.array([len(one) for one in sets])
-            ids = [token_id for one in sets for token_id in one] if counts.sum() <= MAX_KEPT * len(sets) else None
+            sets = [shapes.sequence(members, where) for members in shapes.sequence(ids, where)]
+            counts = np.array([len(members) for members in sets])
+            ids = [n for members in sets for n in members] if counts.sum() <= MAX_KEPT * len(sets) else None
         places = [offsets for offsets in (np.arange(len(mask)), np.flatnonzero(mask)) if len(offsets) == len(counts)]
         sizes = np.full(len(mask), np.nan, np.float32)
         sizes[places[0]] = np.where(counts > 0, counts, np.nan)
@@ -111,8 +111,8 @@ def _of_row(row: Row, steps: Sequence[Step]) -> Row:
     values, extra = taken(extra, (MASK,))
     if values and len(row.loss_mask) == len(row.ids):
         with shapes.noting() as notes:
-            kept = shapes.spare(kept_sets, values[MASK], MASK, mask=row.loss_mask)
-        columns = row.columns if kept is None else {"kept_set": kept[0], **row.columns}
+            sets = shapes.spare(kept_sets, values[MASK], MASK, mask=row.loss_mask)
+        columns = row.columns if sets is None else {"kept_set": sets[0], **row.columns}
         row = replace(row, columns=columns, extra=shapes.with_notes(extra, notes))
         extra = row.extra
     if KEY not in extra and row.step_indices and row.step_indices[-1] < len(steps):

@@ -1052,10 +1052,10 @@ const MAX_KEPT_SHOWN = 100;
 
 /** The tokens that top_p, top_k and min_p left, where they are stored. */
 function keptWords(told) {
-  if (!told.kept.length) return [];
-  const words = told.kept.slice(0, MAX_KEPT_SHOWN).map((token) => `${tokenWords(token)} (${token.id})`).join(", ");
-  const cut = told.kept.length > MAX_KEPT_SHOWN ? ", …" : "";
-  const line = made("p", `sampling could draw from ${plural(told.kept.length, "token")}: `, "card-hint");
+  if (!told.kept_tokens.length) return [];
+  const words = told.kept_tokens.slice(0, MAX_KEPT_SHOWN).map((token) => `${tokenWords(token)} (${token.id})`).join(", ");
+  const cut = told.kept_tokens.length > MAX_KEPT_SHOWN ? ", …" : "";
+  const line = made("p", `sampling could draw from ${plural(told.kept_tokens.length, "token")}: `, "card-hint");
   line.append(made("bdi", words + cut, "mono"));
   return [line];
 }
@@ -1070,7 +1070,7 @@ async function drawAlternatives(box, offset) {
   part.replaceChildren();
   if (part.hidden) return;
   if (!pinned) {
-    part.append(made("p", "The engine told more of this token: press it to see what.", "card-hint"));
+    part.append(made("p", "The engine told more here: press the token to see it.", "card-hint"));
     return;
   }
   const url = new URL(pane().dataset.alternatives, location.href);

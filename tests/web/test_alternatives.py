@@ -100,7 +100,7 @@ def test_the_alternatives_of_a_token(web: Client, make: Maker) -> None:
     assert among["alternatives"][0]["text"] == "<" and among["alternatives"][0]["bytes"] == "3c"
     assert among["entropy"] == pytest.approx(float(-2 * first.logprobs[1])) and among["entropy_at_least"] is None
     assert among["behind_likeliest"] == pytest.approx(float(-first.logprobs[1] / 2), rel=1e-5)
-    assert [one["id"] for one in among["kept"]] == [first.completion_ids[1]] * 4 and among["kept"][0]["text"]
+    assert [one["id"] for one in among["kept_tokens"]] == [first.completion_ids[1]] * 4
     alone = web.get(f"{address}?row=0&t={start}").json()
     assert alone["rank"] is None and len(alone["alternatives"]) == 1
     assert alone["sampled"]["id"] == first.completion_ids[0]
@@ -131,12 +131,12 @@ def test_the_kept_set_of_a_token_is_shown_without_alternatives_too(web: Client, 
     address = reverse("trajectory-alternatives", args=[stored.code])
     start = len(first.prompt_ids)
     told_of = web.get(f"{address}?row=0&t={start + 1}").json()
-    assert [one["id"] for one in told_of["kept"]] == [first.completion_ids[1]] * 2
+    assert [one["id"] for one in told_of["kept_tokens"]] == [first.completion_ids[1]] * 2
     assert told_of["alternatives"] == [] and told_of["missing"] == "" and told_of["rank"] is None
     card = web.get(reverse("trajectory", args=[stored.code]) + "/card.json").json()
     assert card["alternatives"][0] == [start, len(first.stream), 0]
     many = web.get(f"{address}?row=0&t={len(second.prompt_ids)}").json()
-    assert "how many tokens it could draw from, and not which" in many["missing"] and many["kept"] == []
+    assert "how many tokens it could draw from, and not which" in many["missing"] and many["kept_tokens"] == []
 
 
 def test_a_row_with_tokens_of_its_own_has_the_alternatives_of_what_it_trains_as_sampled(

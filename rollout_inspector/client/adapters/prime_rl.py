@@ -13,7 +13,6 @@ from typing import Any
 from rollout_inspector.client.adapters.records import plain
 from rollout_inspector.client.adapters.stream import RolloutStream
 from rollout_inspector.client.client import line_of
-from rollout_inspector.streams.alternatives import MAX_KEPT
 
 _HEAVY = ("multi_modal_data", "routed_experts", "sampling_mask")  # Fields of a node that hold raw tensors.
 
@@ -81,6 +80,6 @@ def record(rollout: Any) -> dict[str, Any] | bytes:
     for trace, line in traces:
         for node, fields in zip(getattr(trace, "nodes", ()), line.get("nodes", ()), strict=False):
             if (mask := getattr(node, "sampling_mask", None)) is not None:
-                is_small = len(mask.ids) <= MAX_KEPT * len(mask.counts)  # of larger sets the sizes alone are stored
+                is_small = len(mask.ids) <= 32 * len(mask.counts)  # the server stores ids of small sets alone
                 fields["sampling_mask"] = {"counts": plain(mask.counts), "ids": plain(mask.ids) if is_small else None}
     return record

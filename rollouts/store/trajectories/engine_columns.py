@@ -139,7 +139,7 @@ def beside_token(
 ) -> tuple[float | None, Alternatives, Ids, dict[str, float]] | None:
     """What an engine told beside the token ``offset`` of a row; None = nothing. At most one query. It is
     the log-probability that the step recorded for the token itself, then the likeliest ids ``[K]`` at its place,
-    likeliest first, with their log-probabilities, and the ids that it could be drawn from, as far as they are stored.
+    likeliest first, with their log-probabilities. Then come the ids that it could be drawn from, where they are stored.
     Last are the columns of the row at the token that are known."""
     places = ((step, first + offset - start) for step, start, first, n in parts if start <= offset < start + n)
     step, at = next(places, (None, 0))
@@ -152,8 +152,8 @@ def beside_token(
     own = None if tokens.logprobs is None or not np.isfinite(tokens.logprobs[at]) else float(tokens.logprobs[at])
     likeliest = (NO_IDS, np.zeros(0, np.float32)) if of_step is None else (of_step[0][at], of_step[1][at])
     is_there = np.isfinite(likeliest[1])
-    kept = alternatives.kept_at(tokens.kept_set, tokens.kept_ids, at)
-    return own, (likeliest[0][is_there], likeliest[1][is_there]), kept, values
+    drawable = alternatives.kept_at(tokens.kept_set, tokens.kept_ids, at)
+    return own, (likeliest[0][is_there], likeliest[1][is_there]), drawable, values
 
 
 _ALL = ("logprobs", ENTROPY, KEPT_SET, *ALTERNATIVES)
