@@ -97,25 +97,25 @@ def alternatives_page(
     offset = place.mark[0] if place.mark else 0
     if row is None or place.mark is None or place.notices:
         return _nothing(place.row, offset, " ".join(place.notices) or "No token was named: add ?row=0&t=OFFSET.")
-    of_engine = engine_columns.beside_token(engine_columns.parts_with_alternatives(trajectory, row, steps), offset)
+    of_engine = engine_columns.beside_token(engine_columns.parts_beside(trajectory, row, steps), offset)
     if of_engine is None:
         return _nothing(place.row, offset, _why(row, steps, offset))
     logprob, (alternative_ids, logprobs), drawable, columns = of_engine
     if not len(alternative_ids) and not len(drawable):
-        sentence = "how many tokens it could draw from, and not which" * (engine_columns.KEPT_SET in columns)
-        return _nothing(place.row, offset, f"Of this token the engine told {sentence or 'no alternatives'}.")
+        is_sized = engine_columns.KEPT_SET in columns
+        words = "how many tokens it could draw from, and not which" if is_sized else "no alternatives"
+        return _nothing(place.row, offset, f"Of this token the engine told {words}.")
     token_id = int(data.read_tokens(trajectory, row, offset, offset + 1, steps).ids[0])
     table, _ = data.table_of(trajectory.run.tokenizer)
     sampled = None
     if logprob is not None:
         (sampled,) = token_texts(table, ids_array([token_id]), np.array([logprob]))
     ids = alternative_ids.tolist()
-    names = (engine_columns.ENTROPY, engine_columns.AT_LEAST, engine_columns.BEHIND)
-    entropy, at_least, behind = (columns.get(name) for name in names)
     return TokenAlternatives(
         row.index, offset, sampled, ids.index(token_id) + 1 if token_id in ids else None,
         token_texts(table, alternative_ids, logprobs), token_texts(table, drawable, None),
-        entropy, at_least, behind, "",
+        columns.get(engine_columns.ENTROPY), columns.get(engine_columns.AT_LEAST),
+        columns.get(engine_columns.BEHIND), "",
     )
 
 
@@ -127,7 +127,7 @@ def _why(row: RowSummary, steps: list[StepSummary], offset: int) -> str:
     own = [step for step in steps if step.index in row.steps]
     if not row.follows_steps and not own:
         return "This row has tokens of its own, and its source names no step that sampled them."
-    if not row.follows_steps and any(step.n_alternatives for step in own):
+    if not row.follows_steps and any(step.n_alternatives or step.least_kept is not None for step in own):
         return "This token does not stand as a step sampled it, or the trajectory is too long to tell."
     if row.follows_steps and not any(0 <= offset - step.prompt_length < step.completion_length for step in own):
         return "No step of this row sampled this token, so it has no alternatives."

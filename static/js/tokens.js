@@ -922,7 +922,7 @@ function fillCard(offset) {
   addField(list, "loss mask", token.loss_mask ? "1: under the gradient" : "0: not trained");
   if (token.logprob !== null) {
     addField(list, "logprob", `${token.logprob.toFixed(4)}  (p = ${probability(token.logprob)})`, "mono");
-  } else if (cardData.alternatives.some(([start, stop]) => start <= offset && offset < stop)) {
+  } else if (cardData.alternatives.some(([start, stop, n]) => n && start <= offset && offset < stop)) {
     addField(list, "logprob", "none in this row; what its step told stands below");
   } else {
     addField(list, "logprob", token.origin === "sampled" ? "not recorded" : "none: not sampled");

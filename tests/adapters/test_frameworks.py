@@ -18,6 +18,7 @@ from rollout_inspector import formats
 from rollout_inspector.client.adapters import nemo_rl, prime_rl, skyrl, slime, tinker
 from rollout_inspector.client.adapters.stream import RolloutStream
 from rollout_inspector.formats import Source, policy_versions
+from rollout_inspector.streams import alternatives
 from rollout_inspector.streams.trajectory import Trajectory
 from tests.adapters.conftest import FakeServer
 from tests.formats.published import importable, taken_from
@@ -256,6 +257,7 @@ def test_prime_rl_rollouts_of_a_step(server: FakeServer, stream: RolloutStream) 
         assert (one.group, one.reward, set(versions(one))) == ("g", value.reward, {"3"})
     sizes = [step.kept_set for step in found[0].steps]
     assert len(sizes) == len(masks) and all(size is not None and (size == 2).all() for size in sizes)
+    assert prime_rl.MAX_KEPT == alternatives.MAX_KEPT
     assert all(step.kept_ids is not None and step.kept_ids.tolist()[:2] == [1, 2] for step in found[0].steps)
     assert all(step.kept_set is step.kept_ids is None for one in found[1:] for step in one.steps)
 

@@ -103,6 +103,30 @@ def test_a_pinned_card_shows_the_alternatives_as_text(open_page, make):
     expect(card.locator(".card-alternatives")).to_be_hidden()
 
 
+def test_a_pinned_card_names_what_the_token_could_be_drawn_from(open_page, make):
+    """As text, hostile tokens too, and without a list of alternatives. Of large sets it says that ids are missing."""
+    value = make.conversation("a", turns=2)
+    first, second = value.steps
+    hostile = make.ids("<script>alert(1)</script>")[:3]
+    n = len(first.completion_ids)
+    small = replace(first, kept_set=np.full(n, 3, np.float32), kept_ids=np.resize(hostile, n * 3))
+    large = replace(second, kept_set=np.full(len(second.completion_ids), 900, np.float32))
+    page = open_page(path(make.run([replace(value, steps=(small, large))]).trajectories.get(), "?view=tokens"))
+    page.click("#tab-token")
+    card = page.locator("#token-card .card-alternatives")
+    page.hover("#pane i.o1 >> nth=1")
+    expect(card).to_have_text("The engine told more here: press the token to see it.")
+    page.click("#pane i.o1 >> nth=1")
+    expect(card).to_contain_text("sampling could draw from 3 tokens: ")
+    for token_id in hostile.tolist():
+        expect(card).to_contain_text(f"({token_id})")
+    expect(card.locator("table, script")).to_have_count(0)
+    expect(page.locator("#announcer")).to_contain_text("sampling could draw from 3 tokens")
+    page.keyboard.press("Escape")
+    page.click(f"#pane i.o1 >> nth={n + 1}")
+    expect(card).to_have_text("Of this token the engine told how many tokens it could draw from, and not which.")
+
+
 def test_tokens_are_reached_by_keyboard(open_page, stored):
     page = open_page(path(stored, "?view=tokens"))
     expect(page.locator("#pane i[tabindex='0']")).to_have_count(1)

@@ -60,16 +60,18 @@ class Updated(ScriptedEngine):
     """Answers as vLLM does where a trainer pauses with ``keep``, updates the weights, names them and resumes."""
 
     def step(self) -> list[Generation]:
+        def fields(ids: list[int]) -> dict[str, Any]:
+            spans = [{"version": "v7", "start": 0, "end": 3}, {"version": "v8", "start": 3, "end": len(ids)}]
+            return {"weight_versions": spans, "sampling_mask": [[token_id, 1] for token_id in ids]}
+
         return [
             Generation.of(one.request_id, one.completion_ids.tolist(), one.logprobs.tolist(), one.finish_reason,
-                          one.stop_reason, engine_fields={"weight_versions": [
-                              {"version": "v7", "start": 0, "end": 3},
-                              {"version": "v8", "start": 3, "end": len(one.completion_ids)}]})
+                          one.stop_reason, engine_fields=fields(one.completion_ids.tolist()))
             for one in super().step()
         ]
 
 
-def test_weights_that_change_within_a_call_are_one_step_with_two_spans(harness: Harness) -> None:
+def test_weights_that_change_within_a_call_are_one_step_with_two_spans_and_its_kept_sets(harness: Harness) -> None:
     codec = harness.context.codec
     engine = EngineThread(lambda: Updated(
         script=lambda prompt: codec.encode(one_call_then_answer(prompt, codec.decode(prompt))).tolist(),
@@ -78,6 +80,8 @@ def test_weights_that_change_within_a_call_are_one_step_with_two_spans(harness: 
     harness.run(engine, [job(harness)])
     first, second = harness.steps["a"]
     n = len(first.completion_ids)
+    assert first.kept_set is not None and (first.kept_set == 2).all()
+    assert first.kept_ids is not None and first.kept_ids[::2].tolist() == first.completion_ids.tolist()
     assert first.policy_version == "v8" and first.extra == {"policy_versions": [["v7", 3], ["v8", n - 3]]}
     found = diagnose(Trajectory("a", (first, second)), codec)
     assert "mixed_policy_versions" in {finding.kind for finding in found}

@@ -153,8 +153,8 @@ def at_place(view: TokenView, place: PagePlace) -> TokenView:
     view = replace(view, tokens=replace(view.tokens, columns=_columns(view, row)))
     if part == PagePart.TWIN:
         return view
-    parts_of_row = engine_columns.parts_with_alternatives(trajectory, row, view.steps)
-    return replace(view, alternatives=engine_columns.spans_with_alternatives(parts_of_row, start, stop))
+    parts_of_row = engine_columns.parts_beside(trajectory, row, view.steps)
+    return replace(view, alternatives=engine_columns.spans_beside(parts_of_row, start, stop))
 
 
 def _columns(view: TokenView, row: RowSummary) -> dict[str, Floats]:

@@ -14,6 +14,7 @@ from rollout_inspector.client.adapters.records import plain
 from rollout_inspector.client.adapters.stream import RolloutStream
 from rollout_inspector.client.client import line_of
 
+MAX_KEPT = 32  # Ids of kept sets of a token, on the mean: the server stores those of larger sets not at all.
 _HEAVY = ("multi_modal_data", "routed_experts", "sampling_mask")  # Fields of a node that hold raw tensors.
 
 
@@ -80,6 +81,8 @@ def record(rollout: Any) -> dict[str, Any] | bytes:
     for trace, line in traces:
         for node, fields in zip(getattr(trace, "nodes", ()), line.get("nodes", ()), strict=False):
             if (mask := getattr(node, "sampling_mask", None)) is not None:
-                is_small = len(mask.ids) <= 32 * len(mask.counts)  # the server stores ids of small sets alone
-                fields["sampling_mask"] = {"counts": plain(mask.counts), "ids": plain(mask.ids) if is_small else None}
+                fields["sampling_mask"] = {"counts": plain(mask.counts)}
+                ids = getattr(mask, "ids", None)
+                if ids is not None and len(ids) <= MAX_KEPT * len(mask.counts):
+                    fields["sampling_mask"]["ids"] = plain(ids)
     return record

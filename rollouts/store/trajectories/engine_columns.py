@@ -106,26 +106,26 @@ SampledPart = tuple[StepSummary, int, int, int]
 """Tokens of a row as a step sampled them: the step, the row offset of the first, its offset in the completion, n."""
 
 
-def parts_with_alternatives(
+def parts_beside(
     trajectory: models.StoredTrajectory, row: RowSummary, steps: Sequence[StepSummary]
 ) -> list[SampledPart]:
     """The tokens of a row that have alternatives or a kept set. No query, except for a row with tokens of its own whose
     steps have some: it is aligned with what they sampled, or has none where that is too long."""
-    with_alternatives = {
+    told_steps = {
         step.index: step for step in steps
         if (step.n_alternatives or step.least_kept is not None) and step.index in row.steps
     }
     if row.follows_steps:
-        return [(step, step.prompt_length, 0, step.completion_length) for step in with_alternatives.values()]
-    if not with_alternatives or sum(step.prompt_length + step.completion_length for step in steps) > MAX_ALIGNED:
+        return [(step, step.prompt_length, 0, step.completion_length) for step in told_steps.values()]
+    if not told_steps or sum(step.prompt_length + step.completion_length for step in steps) > MAX_ALIGNED:
         return []
     (value,) = load_trajectories([trajectory])
     place = trajectory.rows.filter(last_step=None, index__lt=row.index).count()
     places = sampled_in_row(value.steps, value.rows[place])
-    return [(with_alternatives[step], start, first, n) for start, step, first, n in places if step in with_alternatives]
+    return [(told_steps[step], start, first, n) for start, step, first, n in places if step in told_steps]
 
 
-def spans_with_alternatives(parts: Iterable[SampledPart], start: int, stop: int) -> list[tuple[int, int, int]]:
+def spans_beside(parts: Iterable[SampledPart], start: int, stop: int) -> list[tuple[int, int, int]]:
     """Start, stop and number of alternatives of each of the parts in ``[start, stop)``. No query."""
     return [
         (max(begin, start), min(begin + n, stop), step.n_alternatives or 0)
