@@ -5,8 +5,10 @@ log-probability is minus infinity is none: sampling left fewer tokens over than 
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
-from rollout_inspector.streams.trajectory import NO_IDS, Floats, Ids, Step, ids_array
+from rollout_inspector.streams.align import sampled_in_row
+from rollout_inspector.streams.trajectory import NO_IDS, Floats, Ids, Row, Step, ids_array
 
 MAX_ALTERNATIVES = 20
 """The most alternatives of a token that a launch asks for, which is also the most that OpenAI's API returns."""
@@ -18,6 +20,8 @@ MAX_KEPT = 32  # Ids of kept sets that are stored for a token, on the mean. Of l
 Alternatives = tuple[Ids, Floats]
 """The likeliest tokens at each place of a completion, likeliest first: ids ``[C, K]`` and log-probabilities ``[C, K]``.
 Minus infinity where there is no alternative."""
+KeptSets = tuple[NDArray[np.int64], Ids]
+"""The ids that tokens could be drawn from: the size of the set of each token ``[T]``, and the ids of all sets."""
 
 
 def packed(entries: Sequence[Sequence[tuple[int, float]]], k: int | None = None) -> tuple[Ids, Floats] | None:
@@ -93,6 +97,17 @@ def kept_at(kept_set: Floats | None, kept_ids: Ids | None, place: int) -> Ids:
     if kept_set is None or kept_ids is None:
         return NO_IDS
     return kept_ids[n_kept(kept_set[:place]) : n_kept(kept_set[: place + 1])]
+
+
+def kept_sets(steps: Sequence[Step], row: Row) -> KeptSets:
+    """The kept sets of a row's tokens, as far as its steps tell their ids; the others have the size 0."""
+    sizes, parts = np.zeros(len(row.ids), np.int64), [NO_IDS]
+    for start, step, first, n in sampled_in_row(steps, row):
+        kept_set, ids = steps[step].kept_set, steps[step].kept_ids
+        if kept_set is not None and ids is not None:
+            sizes[start : start + n] = np.nan_to_num(kept_set[first : first + n])
+            parts.append(ids[n_kept(kept_set[:first]) : n_kept(kept_set[: first + n])])
+    return sizes, np.concatenate(parts)
 
 
 def behind_likeliest(alternatives: Alternatives, logprobs: Floats) -> Floats:

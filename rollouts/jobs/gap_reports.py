@@ -20,7 +20,7 @@ from rollouts.store.chat_templates.tokenizers import load_tokenizer
 from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, ask_job, delete_earlier_jobs, end_job
 from rollouts.store.models import Job, Run
 from rollouts.store.runs.logprob_columns import (
-    RECENT, SAMPLER, columns_of, has_gap, load_compared, newest_noise, newest_report, replays_of, trajectories_with_gap
+    RECENT, SAMPLER, columns_of, has_gap, load_compared, newest_noise, newest_report, passes_of, trajectories_with_gap
 )
 from rollouts.store.runs.runs import run_of_job
 from rollouts.store.text import storable_text, without_paths
@@ -38,7 +38,7 @@ def gap_key(run: Run) -> str:
     """The hash of all that the report of a run depends on."""
     parts = (
         VERSION, run.n_trajectories, run.n_finished, run.n_steps, run.n_tokens, run.diagnosis_version,
-        run.tokenizer_id, sorted(run.finding_counts.items()), replays_of(run), newest_noise(run),
+        run.tokenizer_id, sorted(run.finding_counts.items()), *passes_of(run), newest_noise(run),
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
@@ -81,9 +81,9 @@ def read_gap(
     trajectories that are read, and how many there are.
     """
     codec, notes = _codec_of(run)
-    replays = replays_of(run)
+    replays, masses = passes_of(run)
     more = [name for replay in replays for name in (replay.prefill, replay.decode)]
-    collector = GapCollector(classes=TokenClasses(codec) if codec is not None else None, more=more)
+    collector = GapCollector(classes=TokenClasses(codec) if codec is not None else None, more=more, kept=masses)
     keys, trained, n_without = trajectories_with_gap(run, recorded=not trainer)
     if n_without:
         who = "1 trajectory has" if n_without == 1 else f"{n_without:,} trajectories have"
@@ -95,7 +95,7 @@ def read_gap(
     for batch in batched(keys, BATCH_TOKENS, lambda one: max(one[1] or 0, BATCH_TOKENS // 200)):
         trajectories = trajectories_by_key([key for key, _ in batch])
         kinds = kinds_by_row(trajectories)
-        values = load_compared(trajectories, sampler or SAMPLER, trainer, more)
+        values = load_compared(trajectories, sampler or SAMPLER, trainer, [*more, masses])
         for record, value in zip(trajectories, values, strict=True):
             collector.add(value, enumerate(value.rows), record.code, kinds[record.pk])
         done += len(batch)

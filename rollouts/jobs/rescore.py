@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from itertools import zip_longest
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -15,6 +16,7 @@ from django.db.models import QuerySet
 from rollout_inspector.diagnose.gap.figures import GapFigures
 from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.align import AlignedGroup, align_same_bytes
+from rollout_inspector.streams.alternatives import KeptSets, kept_sets
 from rollout_inspector.streams.batches import batched
 from rollout_inspector.streams.trajectory import Floats, Ids, Mask, Row
 from rollout_inspector.text import tokenizers
@@ -29,11 +31,11 @@ from rollouts.sampling.engines.scoring import score_streams, stream_problem, tem
 from rollouts.store.chat_templates.tokenizers import load_tokenizer
 from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, ask_job, end_job
 from rollouts.store.models import Job, Run, ScoredColumn, StoredTrajectory
-from rollouts.store.models.scored_columns import DECODED
+from rollouts.store.models.scored_columns import DECODED, KEPT_SETS
 from rollouts.store.outages import WorkerLeaves
 from rollouts.store.runs.logprob_columns import (
-    Scored, begin_column, count_scored, delete_column, end_column, find_scored_column, keep_scores, load_compared,
-    not_scored
+    Scored, begin_column, count_scored, delete_column, end_column, find_scored_column, has_kept_sets, keep_scores,
+    load_compared, not_scored
 )
 from rollouts.store.runs.runs import run_of_job
 from rollouts.store.text import without_paths
@@ -120,11 +122,12 @@ def do_job(job: Job, beat: Beat, engine_of: EngineOf = engine_of) -> None:
     except EngineError as error:
         raise engine_failure(error) from error
     weights = "" if engine_spec(engine).is_server else weights_digest(model.path)
+    with_masses = engine_spec(engine).sums_kept_sets and not vocabulary.by_bytes and has_kept_sets(run)
+    kinds = {"": True, DECODED: bool(job.options.get("replay")), KEPT_SETS: with_masses}
     engine += BY_BYTES if vocabulary.by_bytes else ""
-    engines = [engine, f"{engine}{DECODED}"][: 1 + bool(job.options.get("replay"))]
     columns = [
-        begin_column(run, model.name, name, scorer.info.version, weights, job.created_by, temperature)
-        for name in engines
+        begin_column(run, model.name, engine + kind, scorer.info.version, weights, job.created_by, temperature)
+        for kind, is_made in kinds.items() if is_made
     ]
     report: dict[str, Any] = {"column": columns[0].code, "columns": [column.code for column in columns]}
     if job.options.get("calibrate"):
@@ -136,7 +139,7 @@ def do_job(job: Job, beat: Beat, engine_of: EngineOf = engine_of) -> None:
         for column in columns:
             left_out, n_done = [], count_scored(column)
             for batch in _batches(not_scored(column, finished)):
-                scores = [score for score in scorer.scored(batch, left_out, column.is_decoded) if score is not None]
+                scores = [score for score in scorer.scored(batch, left_out, column) if score is not None]
                 beat()  # what a lost worker has scored is not stored
                 keep_scores(column, scores)
                 n_done += len(batch)
@@ -279,11 +282,12 @@ class _Scoring:
         return GapFigures.of(d[np.isfinite(d)]).values()
 
     def scored(
-        self, batch: Sequence[StoredTrajectory], left_out: list[str], is_decoded: bool = False
+        self, batch: Sequence[StoredTrajectory], left_out: list[str], column: ScoredColumn
     ) -> Iterator[Scored | None]:
-        """The scores of each trajectory; None = a row is too long, and ``left_out`` got a sentence."""
+        """What a column holds of each trajectory; None = a row is too long, and ``left_out`` got a sentence."""
         fitting: list[tuple[StoredTrajectory, Sequence[Row]]] = []
         streams: list[tuple[Ids, list[AlignedGroup]]] = []
+        sets: list[KeptSets] = []
         for record, value in zip(batch, load_compared(batch), strict=True):
             of_rows = [self.vocabulary.stream(record, row.ids) for row in value.rows]
             problem = next(filter(None, (why or stream_problem(ids, self.info) for ids, _, why in of_rows)), "")
@@ -293,8 +297,9 @@ class _Scoring:
             else:
                 fitting.append((record, value.rows))
                 streams += [(ids, groups) for ids, groups, _ in of_rows]
+                sets += [kept_sets(value.steps, row) for row in value.rows] if column.is_of_kept_sets else []
         rows = [row for _, rows_of in fitting for row in rows_of]
-        scores = self._decoded(rows) if is_decoded else self._scores([ids for ids, _ in streams])
+        scores = self._decoded(rows) if column.is_decoded else self._scores([ids for ids, _ in streams], sets)
         values = iter([
             self.vocabulary.spread(of_row, groups, len(row.ids)) if self.vocabulary.by_bytes else of_row
             for of_row, (_, groups), row in zip(scores, streams, rows, strict=True)
@@ -302,11 +307,12 @@ class _Scoring:
         for record, rows_of in fitting:
             yield record.pk, rows_of, [next(values) for _ in rows_of]
 
-    def _scores(self, streams: Sequence[Ids]) -> list[Floats]:
+    def _scores(self, streams: Sequence[Ids], kept: Sequence[KeptSets] = ()) -> list[Floats]:
         scores: list[Floats] = []
         try:
-            for part in batched(streams, CALL_TOKENS, len):
-                work = partial(score_streams, part, temperature=self.temperature)
+            for part in batched(list(zip_longest(streams, kept)), CALL_TOKENS, lambda stream: len(stream[0])):
+                ids, sets = zip(*part, strict=True)
+                work = partial(score_streams, ids, temperature=self.temperature, kept=sets if kept else None)
                 scores += wait_for(self.owner.call(work), self.beat)
         except EngineError as error:
             raise engine_failure(error) from error

@@ -115,6 +115,26 @@ class TestContract:
             f"{name} again": one.completion_ids.tolist() for name, one in done.items()
         }
 
+    def test_the_mass_of_a_kept_set_is_the_sum_of_its_probabilities(self, engine: Engine, monkeypatch: Any) -> None:
+        if not engine_spec(engine.name).sums_kept_sets:
+            return
+        monkeypatch.setattr("rollouts.sampling.engines.transformers_engine.CHUNK", 64)
+        ids = prompt(7, 150)  # more than one forward
+        everything = np.arange(engine.vocab_size, dtype=np.int32)
+        other = (ids + 1) % engine.vocab_size
+        sets = {5: ids[5:6], 6: everything, 7: np.r_[ids[7:8], other[7:8]], 8: ids_array([-4, 10**6]), 149: ids[149:]}
+        sizes = np.array([len(sets.get(place, ())) for place in range(len(ids))])
+        changed = ids.copy()
+        changed[7] = other[7]
+        scores, scores_of_other = score_streams([ids, changed], engine)
+        masses, nothing = score_streams([ids, ids[:0]], engine, kept=[
+            (sizes, np.concatenate(list(sets.values())).astype(np.int32)), (sizes[:0], ids[:0]),
+        ])
+        assert masses.dtype == np.float32 and not len(nothing)
+        assert np.flatnonzero(np.isfinite(masses)).tolist() == [5, 6, 7, 149]  # an id that the model lacks has no mass
+        both = np.logaddexp(scores[7], scores_of_other[7])
+        np.testing.assert_allclose(masses[[5, 6, 7, 149]], [scores[5], 0, both, scores[149]], atol=1e-5)
+
     def test_a_given_completion_is_decoded_with_the_same_logprobs_while_others_sample(self, engine: Engine) -> None:
         sampled = one(engine, prompt(7), max_tokens=30, seed=1, temperature=1.0)
         other = one(engine, prompt(9), max_tokens=30, seed=4)

@@ -13,6 +13,7 @@ import pytest
 from django.utils import timezone
 
 from rollout_inspector.diagnose.gap.figures import GapFigures, added, gap_of_rows, pairs_of
+from rollout_inspector.diagnose.gap.tokens import GapCollector
 from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.align import align_same_bytes
 from rollout_inspector.streams.prefix import merged_rows
@@ -234,6 +235,53 @@ def test_an_engine_that_cannot_decode_a_given_completion_is_refused(owner: _Dire
     monkeypatch.setitem(ENGINES, "scripted", replace(ENGINES["scripted"], replays=False))
     with pytest.raises(Refusal, match="scripted cannot decode a completion that is given; choose one of transformers"):
         rescore.ask(run, "words", replay=True)
+
+
+def test_the_mass_of_kept_sets_is_read_from_their_ids(owner: _Direct, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that sums the probabilities of given ids tells what top-p and top-k left, and the gap has that part."""
+    monkeypatch.setitem(ENGINES, "scripted", replace(ENGINES["scripted"], sums_kept_sets=True))
+    asked, given = ScriptedEngine.score, []
+
+    def score(self: ScriptedEngine, streams: Any, kept: Any = None) -> Any:
+        given.append(kept)
+        scores = asked(self, streams)
+        if kept is not None:  # each id has a tenth of the probability
+            with np.errstate(divide="ignore"):
+                scores = [np.where(sizes > 0, np.log(sizes / 10), np.nan).astype(np.float32) for sizes, _ in kept]
+        return scores
+
+    monkeypatch.setattr(ScriptedEngine, "score", score)
+    first, second = sampled("a", 3).steps
+    sizes = np.array([2, np.nan, 1, 3], np.float32)
+    told = replace(first, kept_set=sizes, kept_ids=ids_array([6, 7, 8, 9, 10, 11]))
+    (row,) = merged_rows((first, second))
+    column = {"trainer_logprobs": lower_by(row.logprobs, 1.0)}
+    row = replace(row, columns=column, step_indices=(0, 1))
+    run = run_of(Trajectory("a", (told, second), (row,)), Trajectory("b", rows=(replace(row, step_indices=()),)))
+    job = scored(run)
+    assert job.status == "done", job.error
+    masses = ScoredColumn.objects.get(engine="scripted kept sets")
+    assert (masses.gap, masses.n_tokens, masses.is_of_kept_sets) == (None, 3, True)
+    assert [one.name for one in columns_of(run)][2:] == [f"scored:{job.report['columns'][0]}"], "no log-probabilities"
+    (of_a, of_b), = [kept for kept in given if kept is not None]
+    assert of_a[0].tolist() == [0, 0, 0, 2, 0, 1, 3, *[0] * 5] and of_a[1].tolist() == [6, 7, 8, 9, 10, 11]
+    assert not of_b[0].any() and not len(of_b[1])
+    collector = GapCollector(kept=f"scored:{masses.code}")
+    for value in load_compared(list(run.trajectories.order_by("index")), more=[f"scored:{masses.code}"]):
+        collector.add(value, enumerate(value.rows))
+    tokens = collector.done()
+    assert tokens.kept_mass is not None
+    expected = [*np.log([0.2, 1, 0.1, 0.3]), *[0] * 12]
+    assert tokens.kept_mass.tolist() == pytest.approx(expected, abs=1e-6)
+    replay, _ = rescore.ask(run, "words", replay=True)
+    jobs.do_job(replay.pk)
+    key = gap_key(run)
+    report = read_gap(run, sampler=SAMPLER, trainer="trainer_logprobs")
+    lines = {line["name"]: line["mean"] for line in report["parts"]["parts of the gap, all tokens"]}
+    assert lines["kept set"] == pytest.approx(float(np.mean(expected)), abs=1e-6)
+    delete_column(masses)
+    report = read_gap(run, sampler=SAMPLER, trainer="trainer_logprobs")
+    assert gap_key(run) != key and "rest" in str(report["parts"]) and "kept set" not in str(report["parts"])
 
 
 def test_the_noise_of_an_engine_raises_the_limits(owner: _Direct, monkeypatch: pytest.MonkeyPatch) -> None:

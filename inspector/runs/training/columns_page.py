@@ -46,6 +46,8 @@ class ColumnLine(LogprobColumn):
     """Trajectories that it holds; None = it was recorded, or is not whole."""
     tokens: int | None = None
     """Tokens that it holds, alike."""
+    of_kept_sets: bool = False
+    """It holds no log-probabilities, but the logarithms of the mass of the kept sets. It is compared with nothing."""
     against_sampler: Gap | None = None
     """The column minus the sampler's; None = they have no token in common, or it was recorded."""
 
@@ -85,11 +87,11 @@ def columns(request: HttpRequest, run: Run) -> HttpResponse:
         part = {"run": RunValues.of(run), "jobs": [JobValues.of(job, run) for job in jobs], "jobs_live": live}
         return render(request, "runs/_jobs.html", part)
     lines = lines_of(run)
-    names = {line.name for line in lines if line.whole}
+    choices = [line for line in lines if line.whole and not line.of_kept_sets]
     sampler, trainer = (request.GET.get(name, "")[:80] for name in ("sampler", "trainer"))
     compared, problem = None, ""
     if sampler or trainer:
-        problem = _problem(run, names, sampler, trainer)
+        problem = _problem(run, {line.name for line in choices}, sampler, trainer)
         if not problem:
             compared = gap_of_columns(run, sampler, trainer).values()
             if not compared["tokens"]:
@@ -101,7 +103,7 @@ def columns(request: HttpRequest, run: Run) -> HttpResponse:
     )
     titles = {line.name: line.title for line in lines}
     return page(
-        request, "runs/columns.html", data, choices=[line for line in lines if line.whole],
+        request, "runs/columns.html", data, choices=choices,
         compared_titles=(titles.get(sampler, ""), titles.get(trainer, "")),
     )
 
@@ -118,6 +120,7 @@ def _scored_line(run: Run, column: ScoredColumn) -> ColumnLine:
         **vars(scored_value(column)), code=column.code,
         made_by=column.created_by.get_username() if run.makers_shown and column.created_by else None, whole=whole,
         trajectories=column.n_trajectories if whole else None, tokens=column.n_tokens if whole else None,
+        of_kept_sets=column.is_of_kept_sets,
         against_sampler=None if column.gap is None else GapFigures.from_json(column.gap).values(),
     )
 

@@ -17,7 +17,7 @@ from rollout_inspector.diagnose.loss_weights.rules import RULES
 from rollout_inspector.streams.trajectory import Row
 from rollouts.store.models import StoredTrajectory
 from rollouts.store.runs.damage import token_norms
-from rollouts.store.runs.logprob_columns import load_compared, replays_of
+from rollouts.store.runs.logprob_columns import load_compared, passes_of
 from rollouts.store.trajectories import engine_columns as beside, trajectory_parts as parts
 from rollouts.store.trajectories.groups import advantage_in_group
 from rollouts.store.trajectories.trajectory_parts import RowSummary, StepSummary
@@ -99,16 +99,17 @@ def lens_links(place: PagePlace, url: str, columns: Sequence[str]) -> list[PageL
 
 def part_lenses(trajectory: StoredTrajectory) -> list[str]:
     """The lenses of the parts of the gap, where engines replayed the run. At most one query."""
-    replays = replays_of(trajectory.run) if trajectory.gap else []
+    replays = passes_of(trajectory.run)[0] if trajectory.gap else []
     names = {SAMPLED, KEPT, DECODE, TRAINER, *starmap(between, pairwise(replays))}
     return [lenses.PART + name for name in PARTS if name in names] if replays else []
 
 
 def _part_of_gap(trajectory: StoredTrajectory, row: RowSummary, part: str, steps: Sequence[StepSummary]) -> LensValues:
-    replays = replays_of(trajectory.run)
+    replays, masses = passes_of(trajectory.run)
     names = [name for replay in replays for name in (replay.prefill, replay.decode)]
-    (value,) = load_compared([trajectory], more=names)
-    ids, collector = data.read_tokens(trajectory, row, 0, row.n_tokens, steps).ids, GapCollector(more=names)
+    (value,) = load_compared([trajectory], more=[*names, masses])
+    ids = data.read_tokens(trajectory, row, 0, row.n_tokens, steps).ids
+    collector = GapCollector(more=names, kept=masses)
     collector.add(value, [(row.index, compared) for compared in value.rows if np.array_equal(compared.ids, ids)][:1])
     tokens, values = collector.done(), np.full(row.n_tokens, np.nan, dtype=np.float32)
     values[tokens.offset] = parts_of(tokens, replays).get(part, np.nan)

@@ -386,7 +386,10 @@ def _unexplained(case: CauseCase) -> None:
         )
         return
     if any(row.top_p is not None and row.top_p < 1 for row in case.tokens.rows) and case.tokens.kept_mass is None:
-        case.undecided["top_p_renormalised"] = "It would need the mass of the kept tokens: kept_logprob_mass."
+        case.undecided["top_p_renormalised"] = (
+            "It would need the mass of the kept tokens: kept_logprob_mass, or the ids of the kept sets and a score by "
+            "an engine that sums them: manage.py rescore RUN --model NAME."
+        )
     also = "No other cause explains the rest: its" if case.causes else "No rule names a cause. The"
     case.name(
         "unexplained", unexplained,

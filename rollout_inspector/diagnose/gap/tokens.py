@@ -187,13 +187,16 @@ class GapCollector:
     """Gathers the compared tokens of a run."""
 
     def __init__(
-        self, sampler: str = "", trainer: str = "", classes: TokenClasses | None = None, more: Sequence[str] = ()
+        self, sampler: str = "", trainer: str = "", classes: TokenClasses | None = None, more: Sequence[str] = (),
+        kept: str = "",
     ) -> None:
         """``sampler``, ``trainer``: names of columns of the rows; empty = the sampled log-probabilities, and the first
-        of :data:`TRAINER_LOGPROBS`. ``classes`` names the class of each token. ``more``: further columns to keep."""
+        of :data:`TRAINER_LOGPROBS`. ``classes`` names the class of each token. ``more``: further columns to keep.
+        ``kept``: the column that stands in for :data:`KEPT_MASS` where a row records none; empty = there is none."""
         self._names, self._classes = (sampler, trainer), classes
         self._kinds: list[NDArray[np.uint8]] = []
         self._more: dict[str, list[Reals]] = {name: [] for name in (*more, KEPT_MASS)}
+        self._kept = kept
         self._rows: list[GapRow] = []
         self._parts: list[tuple[Ints, Ids, Reals, Reals, Ints, Ints, Ints]] = []
         self._versions: dict[str, int] = {}
@@ -250,6 +253,8 @@ class GapCollector:
             self._kinds.append(self._classes.of_row(row.ids)[offset])
         for column_name, parts in self._more.items():
             column = row.columns.get(column_name)
+            if column is None and column_name == KEPT_MASS:
+                column = row.columns.get(self._kept)
             parts.append(np.full(len(offset), np.nan, np.float32) if column is None else column[offset])
         self._columns[trainer_name] = self._columns.get(trainer_name, 0) + 1
         self._rows.append(_row_of(value, index, row, name, kinds, int(trained[0])))

@@ -33,6 +33,8 @@ class EngineSpec:
     scores_full_context: bool = False
     """It scores streams as long as the model's limit. The others sample one token more, so they need its place."""
 
+    sums_kept_sets: bool = False  # Its ``score`` also adds up kept sets.
+
     replays: bool = False  # It computes a given completion token by token (``GenerationRequest.forced_ids``).
 
     scores_at_temperature: bool = False  # It scores at other temperatures than 1 too.
@@ -70,10 +72,8 @@ ENGINES: dict[str, EngineSpec] = {
             seed_note="The same seed gives the same tokens again.",
             most_alternatives=MAX_ALTERNATIVES,
             knows_entropy=True,
-            scores=True,
+            scores=True, scores_full_context=True, scores_at_temperature=True, sums_kept_sets=True,
             replays=True,
-            scores_full_context=True,
-            scores_at_temperature=True,
             has_gradients=True,
         ),
         EngineSpec(
@@ -97,8 +97,7 @@ ENGINES: dict[str, EngineSpec] = {
                 "The server draws by the seed, but its sums depend on what else is in its batch, also on other "
                 "people's requests. A seed does not make the run repeatable."
             ),
-            is_server=True,
-            is_light=True,
+            is_server=True, is_light=True,
             temperature_range=_VLLM_TEMPERATURES,
             # A server counts the sampled token among those it returns, and takes at most 20 unless it is told to.
             most_alternatives=MAX_ALTERNATIVES - 1,
@@ -112,8 +111,7 @@ ENGINES: dict[str, EngineSpec] = {
                 "SGLang uses a seed only if it was started with --enable-deterministic-inference. Otherwise a seed "
                 "does not make the run repeatable."
             ),
-            is_server=True,
-            is_light=True,
+            is_server=True, is_light=True,
             most_alternatives=MAX_ALTERNATIVES,
             scores=True,
         ),
@@ -123,9 +121,8 @@ ENGINES: dict[str, EngineSpec] = {
             is_light=True,
             is_offered=False,
             most_alternatives=MAX_ALTERNATIVES,
-            scores=True,
+            scores=True, scores_full_context=True,
             replays=True,
-            scores_full_context=True,
         ),
     )
 }

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from rollout_inspector.streams.alternatives import KeptSets
 from rollout_inspector.streams.trajectory import Floats, Ids
 from rollouts.sampling.engines.protocol import EngineError, EngineInfo, RequestRefused
 from rollouts.sampling.engines.registry import ENGINES, engine_spec
@@ -18,15 +19,20 @@ def max_scored_length(info: EngineInfo) -> int:
     return info.max_model_len - (not engine_spec(info.name).scores_full_context)
 
 
-def score_streams(streams: Sequence[Ids], engine: Any, temperature: float = 1.0) -> list[Floats]:
+def score_streams(
+    streams: Sequence[Ids], engine: Any, temperature: float = 1.0, kept: Sequence[KeptSets] | None = None
+) -> list[Floats]:
     """The log-probabilities ``[T]`` of each stream, in nats; the first is NaN. Run in the engine's process by
-    ``EngineOwner.call``. Raises :class:`RequestRefused` for ids that the model does not have, for a stream that is too
-    long, and for an engine that cannot score. Raises :class:`EngineError` for an answer that makes no sense."""
+    ``EngineOwner.call``. ``kept``: the kept sets of each stream; the logarithms of their mass are returned in place.
+    Raises :class:`RequestRefused` for ids that the model does not have, for a stream that is too long, and for an
+    engine that cannot score. Raises :class:`EngineError` for an answer that makes no sense."""
     if not hasattr(engine, "score"):
         raise RequestRefused(f"The engine {engine.name} cannot score ids that it did not sample. Choose another one.")
     if problem := temperature_problem(engine.name, temperature):
         raise RequestRefused(problem)
-    more = {} if temperature == 1 else {"temperature": temperature}
+    more: dict[str, Any] = {} if temperature == 1 else {"temperature": temperature}
+    if kept is not None:
+        more["kept"] = [sets for ids, sets in zip(streams, kept, strict=True) if len(ids)]
     info = EngineInfo.of(engine)
     for ids in streams:
         if problem := stream_problem(ids, info):
@@ -37,7 +43,7 @@ def score_streams(streams: Sequence[Ids], engine: Any, temperature: float = 1.0)
     for ids, stream_scores in zip(streams, scored, strict=True):
         if len(stream_scores) != len(ids):
             raise EngineError(f"The engine returned {len(stream_scores)} scores for a stream of {len(ids)} tokens.")
-        behind_first = stream_scores[1:]
+        behind_first = stream_scores[1:] if kept is None else stream_scores[np.isfinite(stream_scores)]
         # Written so that NaN fails too. Minus infinity is a token that the model never samples.
         if len(behind_first) and not behind_first.max() <= 1e-3:
             raise EngineError("The engine returned a score that is not a number or is above 0.")

@@ -15,8 +15,9 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, D
 from transformers.utils.logging import disable_progress_bar
 
 from rollout_inspector.diagnose.loss_weights.damage import DamageCase
+from rollout_inspector.streams.alternatives import KeptSets
 from rollout_inspector.streams.prefix import common_prefix
-from rollout_inspector.streams.trajectory import Floats, Ids, ids_array
+from rollout_inspector.streams.trajectory import NO_IDS, Floats, Ids, ids_array
 from rollouts.sampling.engines.gradients import MAX_TOKENS, measure
 from rollouts.sampling.engines.kv_slots import Slot, SlotCache, grouped_attention
 from rollouts.sampling.engines.protocol import (
@@ -207,13 +208,19 @@ class TransformersEngine:
                 slot.length = 0
 
     @torch.inference_mode()
-    def score(self, streams: Sequence[Ids], temperature: float = 1.0) -> list[Floats]:
+    def score(
+        self, streams: Sequence[Ids], temperature: float = 1.0, kept: Sequence[KeptSets] | None = None
+    ) -> list[Floats]:
         """The log-probabilities ``[T]`` of each stream at a temperature; the first is NaN: nothing stands before it.
         Each stream may be as long as ``max_model_len``. One stream at a time and ``CHUNK`` tokens in a forward, so that
-        the logits of a long stream never stand in memory together. Requests under way are not touched."""
-        return [self._scored(ids, temperature) for ids in streams]
+        the logits of a long stream never stand in memory together. Requests under way are not touched. ``kept``: of
+        each stream the kept sets. The logarithms of their mass are returned then, NaN where a token has none."""
+        return [self._scored(ids, temperature, None if kept is None else kept[n]) for n, ids in enumerate(streams)]
 
-    def _scored(self, ids: Ids, temperature: float) -> Floats:
+    def _scored(self, ids: Ids, temperature: float, kept: KeptSets | None = None) -> Floats:
+        sizes, sets = kept or (NO_IDS, NO_IDS)
+        place_of = np.repeat(np.arange(len(sizes)), sizes)  # of each id of the sets
+        is_known = (sets >= 0) & (sets < self.vocab_size)
         values = np.full(len(ids), np.nan, dtype=np.float32)
         tokens, cache = torch.from_numpy(ids.astype(np.int64))[None], DynamicCache()
         for start in range(0, len(ids) - 1, CHUNK):
@@ -229,7 +236,13 @@ class TransformersEngine:
                 use_cache=True,
             )
             logprobs = torch.log_softmax(out.logits[0].float() / temperature, dim=-1)
-            values[start + 1 : stop + 1] = logprobs.gather(1, tokens[0, start + 1 : stop + 1, None])[:, 0].numpy()
+            if kept is None:
+                values[start + 1 : stop + 1] = logprobs.gather(1, tokens[0, start + 1 : stop + 1, None])[:, 0].numpy()
+                continue
+            here = is_known & (place_of > start) & (place_of <= stop)
+            probabilities = logprobs.double().exp()[place_of[here] - start - 1, sets[here]].numpy()
+            masses = np.bincount(place_of[here] - start - 1, probabilities, stop - start)
+            values[start + 1 : stop + 1] = np.log(masses, where=masses > 0, out=np.full(len(masses), np.nan))
         return values
 
     def damage(self, case: DamageCase, layers: int | None = None) -> dict[str, Any]:

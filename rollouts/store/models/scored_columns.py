@@ -10,6 +10,8 @@ from rollouts.store.models.trajectories import StoredTrajectory
 
 DECODED = " decode"
 """What the engine of a column ends with whose values were decoded token by token; the others were read at once."""
+KEPT_SETS = " kept sets"
+"""What the engine of a column ends with whose values are the logarithms of the mass of the kept sets."""
 
 
 class ScoredColumn(models.Model):
@@ -43,6 +45,11 @@ class ScoredColumn(models.Model):
     def is_decoded(self) -> bool:
         """Its values were decoded token by token."""
         return str(self.engine).endswith(DECODED)
+
+    @property
+    def is_of_kept_sets(self) -> bool:
+        """Its values are no log-probabilities of tokens, but the logarithms of the mass of their kept sets."""
+        return str(self.engine).endswith(KEPT_SETS)
 
     def __str__(self) -> str:
         at = "" if self.temperature == 1 else f" at temperature {self.temperature:g}"

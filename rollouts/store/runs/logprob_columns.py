@@ -13,10 +13,11 @@ from django.utils import timezone
 
 from rollout_inspector.diagnose.gap.figures import TRAINER_LOGPROBS, GapFigures, added, gap_of_rows
 from rollout_inspector.diagnose.gap.report import EnginePass
+from rollout_inspector.streams.alternatives import MAX_KEPT
 from rollout_inspector.streams.prefix import merged_rows
 from rollout_inspector.streams.trajectory import NO_IDS, Floats, Row, Trajectory, is_teacher
 from rollouts.store.bulk import bare, insert_whole, reserve_keys
-from rollouts.store.models import Job, RowScores, Run, ScoredColumn, StoredTrajectory
+from rollouts.store.models import Job, RowScores, Run, ScoredColumn, StoredStep, StoredTrajectory
 from rollouts.store.models.scored_columns import DECODED
 from rollouts.store.trajectories.retokenized import checksum
 from rollouts.store.trajectories.trajectories import finished_trajectories, load_trajectories, trajectory_batches
@@ -64,16 +65,15 @@ def _stored(key: int, column: ScoredColumn, trajectory: int, rows: Sequence[Row]
         trajectory_id=trajectory,
         rows=[number for row in rows for number in mark_of(row)],
         values=np.concatenate([NO_IDS.astype(np.float32), *values]),
-        gap=None if gap is None else gap.to_json(),
+        gap=None if gap is None or column.is_of_kept_sets else gap.to_json(),
     )
 
 
 def end_column(column: ScoredColumn) -> None:
     """Sum the figures of a column and offer it. It may be called again when trajectories were added."""
     n, tokens, gaps = 0, 0, GapFigures()
-    for gap, rows in column.scores.order_by("pk").values_list("gap", "rows").iterator(500):
-        # Nothing stands before the first token of a row, so it has no score.
-        n, tokens = n + 1, tokens + int(np.maximum(rows[::2] - 1, 0).sum())
+    for gap, values in column.scores.order_by("pk").values_list("gap", "values").iterator(100):
+        n, tokens = n + 1, tokens + int(np.count_nonzero(~np.isnan(values)))
         if gap is not None:
             gaps = added([gaps, GapFigures.from_json(gap)])
     column.n_trajectories, column.n_tokens, column.finished_at = n, tokens, timezone.now()
@@ -121,7 +121,8 @@ def columns_of(run: Run) -> list[LogprobColumn]:
     columns = [LogprobColumn(name, "sampler, as recorded" if name == SAMPLER else f"trainer, {name}") for name in names]
     teachers = sorted({name for row in rows for name in row.columns if is_teacher(name)})
     columns += [LogprobColumn(name, f"teacher, {name}") for name in teachers]
-    return columns + [scored_value(column) for column in scored_columns(run) if column.finished_at is not None]
+    whole = [column for column in scored_columns(run) if column.finished_at is not None]
+    return columns + [scored_value(column) for column in whole if not column.is_of_kept_sets]
 
 
 def _compared(row: Row, sampler: Floats | None, trainer: Floats | None) -> Row:
@@ -146,8 +147,9 @@ def scored_columns(run: Run) -> list[ScoredColumn]:
     return list(run.scored_columns.select_related("created_by").order_by("pk"))
 
 
-def replays_of(run: Run) -> list[EnginePass]:
-    """What engines say of a run that scored it with a replay, the oldest first. One query."""
+def passes_of(run: Run) -> tuple[list[EnginePass], str]:
+    """What engines say of a run that scored it with a replay, the oldest first. Beside it stands the name of the oldest
+    column of the mass of kept sets; empty = there is none. One query."""
     whole = [column for column in scored_columns(run) if column.finished_at is not None]
 
     def made_by(column: ScoredColumn) -> tuple[str, str, str]:
@@ -155,10 +157,17 @@ def replays_of(run: Run) -> list[EnginePass]:
         return engine, f"{column.model} {column.weights}".strip(), f"{column.temperature:g}"
 
     read = {made_by(column): column for column in whole if not column.is_decoded}
-    return [
+    replays = [
         EnginePass(f"{SCORED}{read[key].code}", f"{SCORED}{column.code}", *key[:2])
         for column in whole if column.is_decoded and (key := made_by(column)) in read
     ]
+    return replays, next((f"{SCORED}{column.code}" for column in whole if column.is_of_kept_sets), "")
+
+
+def has_kept_sets(run: Run) -> bool:
+    """Whether calls of a run told which ids a token could be drawn from, in sets that are small enough to keep. One
+    query."""
+    return StoredStep.objects.filter(trajectory__run=run, least_kept__lte=MAX_KEPT).exists()
 
 
 def newest_noise(run: Run) -> dict[str, Any] | None:
