@@ -187,15 +187,13 @@ def _tokens(tokens: Iterable[Mapping[str, Any]], is_special: IsSpecial, marks_fi
     for token in tokens:
         line = f", template line {token['line']}" if token.get("line") else ""
         names = [MARKED] if marks_first and not drawn_tokens else []
-        drawn_tokens.append(
-            format_html(
-                '<i class="{}" title="id {}{}">{}</i>',
-                " ".join([*names, "x"] if is_special(token["id"]) else names),
-                token["id"],
-                line,
-                mark_safe(text_html(token["text"], spaces=True)),  # text_html escapes everything
-            )
-        )
+        drawn_tokens.append(format_html(
+            '<i class="{}" title="id {}{}">{}</i>',
+            " ".join([*names, "x"] if is_special(token["id"]) else names),
+            token["id"],
+            line,
+            mark_safe(text_html(token["text"], spaces=True)),  # text_html escapes everything
+        ))
     return mark_safe("".join(drawn_tokens))  # each piece was escaped by format_html
 
 

@@ -24,19 +24,17 @@ def repairs(report: Mapping[str, Any]) -> list[dict[str, Any]]:
     titles = {check["name"]: check["title"] for check in report.get("checks", ())}
     for which, repair in template_checks.repairs_of(report).items():
         changed = repair["changed"]
-        views.append(
-            {
-                "which": which,
-                "title": TITLES.get(repair["scope"], "Verified"),
-                "template": repair["template"],
-                "diff": diff_lines(repair["diff"]),
-                "fixes": [{"name": name, "title": titles.get(name, name)} for name in repair["fixes"]],
-                "still_broken": [{"name": name, "title": titles.get(name, name)} for name in repair["still_broken"]],
-                "n_changed": len(changed),
-                "changed": [_changed(conversation, diffs) for conversation in changed[:MAX_CHANGED]],
-                "rest": max(0, len(changed) - MAX_CHANGED),
-            }
-        )
+        views.append({
+            "which": which,
+            "title": TITLES.get(repair["scope"], "Verified"),
+            "template": repair["template"],
+            "diff": diff_lines(repair["diff"]),
+            "fixes": [{"name": name, "title": titles.get(name, name)} for name in repair["fixes"]],
+            "still_broken": [{"name": name, "title": titles.get(name, name)} for name in repair["still_broken"]],
+            "n_changed": len(changed),
+            "changed": [_changed(conversation, diffs) for conversation in changed[:MAX_CHANGED]],
+            "rest": max(0, len(changed) - MAX_CHANGED),
+        })
     return views
 
 

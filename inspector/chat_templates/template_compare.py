@@ -102,19 +102,17 @@ def _probes(a: Mapping[str, Any], b: Mapping[str, Any], diffs: LineDiffs) -> lis
         words = [word_of(side) if side else "" for side in (first, other)]
         texts = [_render(side) for side in (first, other)]
         differs = None not in texts and texts[0] != texts[1]
-        differences.append(
-            {
-                "name": name,
-                "title": either["title"],
-                "purpose": either["purpose"],
-                "a": words[0],
-                "b": words[1],
-                "turned": words[0] != words[1],
-                "render_differs": differs,
-                "render_diff": text_diff(texts[0] or "", texts[1] or "", diffs) if differs else [],
-                "same_conversation": (first or {}).get("conversations") == (other or {}).get("conversations"),
-            }
-        )
+        differences.append({
+            "name": name,
+            "title": either["title"],
+            "purpose": either["purpose"],
+            "a": words[0],
+            "b": words[1],
+            "turned": words[0] != words[1],
+            "render_differs": differs,
+            "render_diff": text_diff(texts[0] or "", texts[1] or "", diffs) if differs else [],
+            "same_conversation": (first or {}).get("conversations") == (other or {}).get("conversations"),
+        })
     return differences
 
 

@@ -75,12 +75,10 @@ def finding_choices(summary: RunSummary, wanted: ListQuery, n_ended: int, muted:
             notes.append(f"{plural(tokens, 'token')} lost or wrong")
         if one_row:
             notes.append(f"{plural(one_row, 'token')} lost if trained as a single row")
-        choices.append(
-            Choice(
-                kind, count, most, wanted.list_query(finding="" if wanted.kind == kind else kind), wanted.kind == kind,
-                tuple(notes), next(iter(severities), ""), kind in muted,
-            )
-        )
+        choices.append(Choice(
+            kind, count, most, wanted.list_query(finding="" if wanted.kind == kind else kind), wanted.kind == kind,
+            tuple(notes), next(iter(severities), ""), kind in muted,
+        ))
 
     def place(choice: Choice) -> tuple[bool, int, int, int, int]:
         tokens, one_row = summary.finding_tokens.get(choice.name) or 0, summary.finding_one_row.get(choice.name, 0)

@@ -180,22 +180,20 @@ class AgentTools:
         client = self._client()
         comparison = client.compare([_code(run) for run in runs])
         fields = ("trained", "lost", "foreign", "template", "rows_template", "flawed", "muted")
-        return answer_text(
-            {
-                "runs": [_of(item["run"], RUN_FIELDS) | _of(item, fields) for item in comparison["runs"]],
-                "settings": comparison["settings"],
-                "kinds": [
-                    {**_of(kind, ("kind", "title")), "trajectories": [run["trajectories"] for run in kind["counts"]]}
-                    for kind in comparison["kinds"]
-                ],
-                **({"questions": comparison["questions"][:SHOWN_ITEMS]} if questions else {}),
-                "differences": {
-                    chart["title"]: Sentence(chart["difference"])
-                    for chart in (comparison["overlay"] or {"charts": []})["charts"]
-                },
-                "url": f"{client.url}/runs/compare?" + "&".join(f"run={run}" for run in runs),
-            }
-        )
+        return answer_text({
+            "runs": [_of(item["run"], RUN_FIELDS) | _of(item, fields) for item in comparison["runs"]],
+            "settings": comparison["settings"],
+            "kinds": [
+                {**_of(kind, ("kind", "title")), "trajectories": [run["trajectories"] for run in kind["counts"]]}
+                for kind in comparison["kinds"]
+            ],
+            **({"questions": comparison["questions"][:SHOWN_ITEMS]} if questions else {}),
+            "differences": {
+                chart["title"]: Sentence(chart["difference"])
+                for chart in (comparison["overlay"] or {"charts": []})["charts"]
+            },
+            "url": f"{client.url}/runs/compare?" + "&".join(f"run={run}" for run in runs),
+        })
 
     def get_training(self, run: str, training_min: int | None = None, training_max: int | None = None) -> str:
         """A run by training step: what changed and when, since when it has each kind of finding, causes, alarms.

@@ -254,24 +254,22 @@ class Mending:
         before.add(trajectory)
         for part in done.written:
             after.add(part.trajectory)
-        self._change(
-            {
-                "line": line,
-                "trajectory": trajectory.external_id,
-                "actions": list(done.actions),
-                "kinds": list(done.kinds),
-                "written": [
-                    {"trajectory": part.trajectory.external_id, "steps": list(part.steps)} for part in done.written
-                ],
-                "left_out": [{"steps": list(part.steps), "kinds": list(part.kinds), "reason": part.reason}
-                             for part in done.parts if part.reason],
-                "masked": [_stretches(offsets) for offsets in done.masked],
-                "unmasked": [_stretches(offsets) for offsets in done.unmasked],
-                "n_unmasked": sum(map(len, done.unmasked)),
-                "columns_left_out": list(dict.fromkeys(name for part in done.written for name in part.columns)),
-                "trained_tokens": [before.trained_tokens, after.trained_tokens],
-            }
-        )
+        self._change({
+            "line": line,
+            "trajectory": trajectory.external_id,
+            "actions": list(done.actions),
+            "kinds": list(done.kinds),
+            "written": [
+                {"trajectory": part.trajectory.external_id, "steps": list(part.steps)} for part in done.written
+            ],
+            "left_out": [{"steps": list(part.steps), "kinds": list(part.kinds), "reason": part.reason}
+                         for part in done.parts if part.reason],
+            "masked": [_stretches(offsets) for offsets in done.masked],
+            "unmasked": [_stretches(offsets) for offsets in done.unmasked],
+            "n_unmasked": sum(map(len, done.unmasked)),
+            "columns_left_out": list(dict.fromkeys(name for part in done.written for name in part.columns)),
+            "trained_tokens": [before.trained_tokens, after.trained_tokens],
+        })
 
     def _change(self, value: dict[str, Any]) -> None:
         self._log.write(("," if self._n_changes else "") + "\n" + json.dumps(value))

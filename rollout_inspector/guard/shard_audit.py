@@ -29,25 +29,21 @@ MAX_SHARDS = 4096  # Files of more than so many shards are cut into larger ones.
 MAX_IDS = 64  # Ids that a finding keeps of what stands there and of what should.
 MAX_TEXT = 500  # Characters that a finding keeps of a text.
 
-FINDING = pa.struct(
-    {
-        "kind": pa.string(), "severity": pa.string(), "axis": pa.string(), "step": pa.int32(), "row": pa.int32(),
-        "start": pa.int64(), "stop": pa.int64(), "message_index": pa.int32(), "chat_template_sha256": pa.string(),
-        "expected_ids": pa.list_(pa.int32()), "actual_ids": pa.list_(pa.int32()),
-        "expected_text": pa.string(), "actual_text": pa.string(), "evidence": pa.string(), "remedy": pa.string(),
-        "trained_tokens_lost": pa.int64(), "trained_tokens_wrong": pa.int64(), "rows": pa.int64(),
-        "prompt_tokens_repaid": pa.int64(),
-    }
-)
+FINDING = pa.struct({
+    "kind": pa.string(), "severity": pa.string(), "axis": pa.string(), "step": pa.int32(), "row": pa.int32(),
+    "start": pa.int64(), "stop": pa.int64(), "message_index": pa.int32(), "chat_template_sha256": pa.string(),
+    "expected_ids": pa.list_(pa.int32()), "actual_ids": pa.list_(pa.int32()),
+    "expected_text": pa.string(), "actual_text": pa.string(), "evidence": pa.string(), "remedy": pa.string(),
+    "trained_tokens_lost": pa.int64(), "trained_tokens_wrong": pa.int64(), "rows": pa.int64(),
+    "prompt_tokens_repaid": pa.int64(),
+})
 """A finding. ``start`` and ``stop`` count tokens in the stream of ``step``, or in ``row`` where there is no step."""
-SCHEMA = pa.schema(
-    {
-        "file": pa.string(), "line": pa.int64(), "place": pa.int64(), "unread": pa.string(), "format": pa.string(),
-        "trajectory": pa.string(), "training_step": pa.int32(), "prompt_group": pa.string(), "tokenizer": pa.string(),
-        "policy_version": pa.string(), "reward": pa.float64(), "n_steps": pa.int64(), "n_rows": pa.int64(),
-        "n_tokens": pa.int64(), "n_findings": pa.int64(), "worst": pa.string(), "findings": pa.list_(FINDING),
-    }
-)
+SCHEMA = pa.schema({
+    "file": pa.string(), "line": pa.int64(), "place": pa.int64(), "unread": pa.string(), "format": pa.string(),
+    "trajectory": pa.string(), "training_step": pa.int32(), "prompt_group": pa.string(), "tokenizer": pa.string(),
+    "policy_version": pa.string(), "reward": pa.float64(), "n_steps": pa.int64(), "n_rows": pa.int64(),
+    "n_tokens": pa.int64(), "n_findings": pa.int64(), "worst": pa.string(), "findings": pa.list_(FINDING),
+})
 """One row a trajectory, in the order of the files; and one for each line or file that was not read. ``place`` counts
 the trajectories of a shard from 0. ``unread`` is null for a trajectory, and else says why. ``n_tokens`` counts the
 tokens that the steps add, or those of the rows where there are no steps, as pages do."""

@@ -1,10 +1,9 @@
 """The codec of a stored step: from a step to what it adds to an earlier step, and back.
 
-The prompt of a step mostly repeats the stream of an earlier step, its parent (``prefix``). A step is
-therefore stored as ``(parent, shared_length, delta_ids)``, and
-``prompt_ids = parent's stream[:shared_length] + delta_ids``. The messages of its request are stored the same way: the
-parent's first ``messages_shared`` messages, then ``messages_new``. ``STEP_FIELDS`` lists the fields that are stored as
-they are.
+The prompt of a step mostly repeats the stream of an earlier step, its parent (``prefix``). A step is therefore stored
+as ``(parent, shared_length, delta_ids)``, and ``prompt_ids = parent's stream[:shared_length] + delta_ids``. The
+messages of its request are stored the same way: the parent's first ``messages_shared`` messages, then ``messages_new``.
+``STEP_FIELDS`` lists the fields that are stored as they are.
 """
 
 from collections.abc import Callable, Sequence

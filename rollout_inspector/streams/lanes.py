@@ -188,14 +188,12 @@ def find_lanes(
         own = next((row_of[step] for step in chain if step in row_of), None)
         n_sampled = sum(steps_by_index[step].completion_length for step in chain)
         alone = own is not None and len(in_row[own.index]) == 1
-        lanes.append(
-            Lane(
-                n, kind, cause, tuple(chain), None if own is None else own.index, leaves,
-                _depth(kind, leaves, lanes, steps_by_index), repeats if kind is LaneKind.DUPLICATE else None,
-                last.prompt_length + last.completion_length - (leaves.offset if leaves else 0), n_sampled,
-                0 if own is None else own.n_trained if alone else None,
-            )
-        )
+        lanes.append(Lane(
+            n, kind, cause, tuple(chain), None if own is None else own.index, leaves,
+            _depth(kind, leaves, lanes, steps_by_index), repeats if kind is LaneKind.DUPLICATE else None,
+            last.prompt_length + last.completion_length - (leaves.offset if leaves else 0), n_sampled,
+            0 if own is None else own.n_trained if alone else None,
+        ))
     return lanes
 
 

@@ -460,12 +460,10 @@ class RolloutBatch:
         except (StrategyRefused, RenderFailed) as refusal:
             self._refuse(live, refusal)
             return
-        self._done.append(
-            TrajectoryEnd(
-                live.job.key,
-                reward=outcome.reward,
-                reward_parts=dict(outcome.reward_parts),
-                stop_reason=outcome.stop_reason,
-                rows=rows,
-            )
-        )
+        self._done.append(TrajectoryEnd(
+            live.job.key,
+            reward=outcome.reward,
+            reward_parts=dict(outcome.reward_parts),
+            stop_reason=outcome.stop_reason,
+            rows=rows,
+        ))

@@ -216,16 +216,14 @@ class _Work:
         """Hand a batch to the storage process. The batch is stored when this method returns."""
         with self._lock:
             attempts = {end.key: self.leased[end.key].attempt for end in ends}
-        self._storage.write(
-            StorageBatch(
-                self.run.pk,
-                [(job.key, index, step) for job, index, step in steps],
-                [
-                    replace(end, attempt=attempts[end.key], findings=self._refusal(end.refused), refused=None)
-                    for end in ends
-                ],
-            )
-        )
+        self._storage.write(StorageBatch(
+            self.run.pk,
+            [(job.key, index, step) for job, index, step in steps],
+            [
+                replace(end, attempt=attempts[end.key], findings=self._refusal(end.refused), refused=None)
+                for end in ends
+            ],
+        ))
         with self._lock:
             for key in attempts:
                 del self.leased[key]

@@ -163,21 +163,17 @@ class Command(BaseCommand):
         if settings.REDIS_IS_EMBEDDED:
             redis_socket = embedded_redis_socket(data)
             command = redis_command(redis_socket, data / "redis")
-            supervisor.start(
-                Child(
-                    "The embedded Redis", command, logs / "redis.log",
-                    before_start=lambda: redis_socket.unlink(missing_ok=True),
-                )
-            )
+            supervisor.start(Child(
+                "The embedded Redis", command, logs / "redis.log",
+                before_start=lambda: redis_socket.unlink(missing_ok=True),
+            ))
         python = sys.executable
         web = [python, "-m", "gunicorn", "-c", "python:inspector.server.gunicorn_conf", "inspector.wsgi:application"]
-        supervisor.start(
-            Child(
-                "The web server", web, logs / "web.log", env={**shared, "BIND": f"fd://{listener.fileno()}"},
-                pass_fds=[listener.fileno()], orphan_signal=signal.SIGTERM,
-                before_start=starting_page.close, after_end=starting_page.open,
-            )
-        )
+        supervisor.start(Child(
+            "The web server", web, logs / "web.log", env={**shared, "BIND": f"fd://{listener.fileno()}"},
+            pass_fds=[listener.fileno()], orphan_signal=signal.SIGTERM,
+            before_start=starting_page.close, after_end=starting_page.open,
+        ))
         if not with_workers:
             return
         worker = [python, "-m", "celery", "-A", "inspector", "worker", "--prefetch-multiplier=1", "--loglevel=INFO"]

@@ -55,11 +55,9 @@ def against(
     row_ids, trained = own[row].ids[:n], np.asarray(own[row].loss_mask[:n], dtype=np.bool_)
     groups = align_ids(ids, row_ids)
     both = sum(
-        int(
-            np.count_nonzero(
-                sampled[group.left_start : group.left_stop] & trained[group.right_start : group.right_stop]
-            )
-        )
+        int(np.count_nonzero(
+            sampled[group.left_start : group.left_stop] & trained[group.right_start : group.right_stop]
+        ))
         for group in groups
         if group.equal
     )

@@ -369,25 +369,23 @@ class Reader:
             url = self.own + place.query(row=item.drawn_row or 0, mark=at, window=0, lens=lens)
             diff = self.diffs[number] if number < len(self.diffs) else None
             lacks_tokenizer = item.kind == "not_decidable" and item.missing == "tokenizer"
-            entries.append(
-                {
-                    "item": item,
-                    "remedy": CHOOSE_TOKENIZER if lacks_tokenizer else item.remedy,
-                    "place": f"{where}, token{'s' * bool(stop)} {item.start:,}{stop}",
-                    "trained_place": "" if item.is_held else f"row {item.drawn_row}, token {mark[0]:,}",
-                    # When a strategy made other rows, no row holds the stream of the step. Then another page shows it.
-                    "url": url if item.drawn_row is not None else compare_url or delta_url or url,
-                    # Another lens shows it: its link is followed, and no script lights it in this one.
-                    "needs_lens": lens != place.lens,
-                    "diff": drawn_diff(diff, place, view.tokens, self.painter),
-                    "ids": [] if diff is None else [(diff.left_name, diff.left), (diff.right_name, diff.right)],
-                    "current": item.drawn_row == place.row and place.mark == mark,
-                    "compare_url": compare_url,
-                    "script_url": "" if is_probe else reverse("finding-script", args=[code, item.number]),
-                    "delta_url": delta_url,
-                    "repair_url": f"{compare}?{urlencode(repair)}" if of_template else "",
-                }
-            )
+            entries.append({
+                "item": item,
+                "remedy": CHOOSE_TOKENIZER if lacks_tokenizer else item.remedy,
+                "place": f"{where}, token{'s' * bool(stop)} {item.start:,}{stop}",
+                "trained_place": "" if item.is_held else f"row {item.drawn_row}, token {mark[0]:,}",
+                # When a strategy made other rows, no row holds the stream of the step. Then another page shows it.
+                "url": url if item.drawn_row is not None else compare_url or delta_url or url,
+                # Another lens shows it: its link is followed, and no script lights it in this one.
+                "needs_lens": lens != place.lens,
+                "diff": drawn_diff(diff, place, view.tokens, self.painter),
+                "ids": [] if diff is None else [(diff.left_name, diff.left), (diff.right_name, diff.right)],
+                "current": item.drawn_row == place.row and place.mark == mark,
+                "compare_url": compare_url,
+                "script_url": "" if is_probe else reverse("finding-script", args=[code, item.number]),
+                "delta_url": delta_url,
+                "repair_url": f"{compare}?{urlencode(repair)}" if of_template else "",
+            })
         for entry in entries:
             entry["markdown"] = markdown_of(entry, view.trajectory)
         return entries

@@ -162,18 +162,16 @@ def window_tokens(
         while at < len(turns) - 1 and offset >= turns[at].stop:
             at += 1
         turn = turns[at] if turns else None
-        fields.append(
-            {
-                **text,
-                "index": offset,
-                "origin": _ORIGINS.get(origin, str(origin)),
-                "loss_mask": is_trained,
-                "step": turn.step if turn else None,
-                "step_place": _step_place(turn, offset),
-                "turn": f"turn {turn.number} · {turn.role}" if turn else None,
-                "findings": names_by_place.get(offset, []),
-            }
-        )
+        fields.append({
+            **text,
+            "index": offset,
+            "origin": _ORIGINS.get(origin, str(origin)),
+            "loss_mask": is_trained,
+            "step": turn.step if turn else None,
+            "step_place": _step_place(turn, offset),
+            "turn": f"turn {turn.number} · {turn.role}" if turn else None,
+            "findings": names_by_place.get(offset, []),
+        })
     for name, values in tokens.columns.items():
         for token, value in zip(fields, _numbers(name, values), strict=True):
             token.setdefault("columns", {})[name] = value

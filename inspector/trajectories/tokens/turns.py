@@ -136,14 +136,12 @@ def make_turns(
         step = -1 if span.step_index is None else span.step_index
         here = [item for item in in_row if span.start <= item.drawn_places[0][0] < max(span.stop, span.start + 1)]
         role = "".join(span.roles) or role_label(span.part, tuple(roles.get(step, ())))
-        turns.append(
-            Turn(
-                number, role, span.part, span.step_index,
-                span.start, span.stop, n_trained, tuple(item.number for item in here),
-                worst_severity(item.weight for item in here),
-                finish_reasons.get(step, "") if span.part == "completion" else "",
-            )
-        )
+        turns.append(Turn(
+            number, role, span.part, span.step_index,
+            span.start, span.stop, n_trained, tuple(item.number for item in here),
+            worst_severity(item.weight for item in here),
+            finish_reasons.get(step, "") if span.part == "completion" else "",
+        ))
     return turns
 
 

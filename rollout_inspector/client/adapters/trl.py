@@ -109,14 +109,12 @@ class TrlStream:
             parts = dict(zip(trainer.reward_func_names, rewards[first + i], strict=True))
             scores = [reward * weight for reward, weight in zip(rewards[first + i], weights, strict=True)]
             scores = [score for score in scores if score == score]
-            trajectories.append(
-                records.trajectory(
-                    str(first + i), steps=steps,
-                    rows=[records.row(prompt, ids, mask, own, by_token, range(len(steps)))],
-                    reward=sum(scores) if scores else None, reward_parts=parts,
-                    group=str((first + i) // trainer.num_generations), stop_reason=ended, extra=extra,
-                )
-            )
+            trajectories.append(records.trajectory(
+                str(first + i), steps=steps,
+                rows=[records.row(prompt, ids, mask, own, by_token, range(len(steps)))],
+                reward=sum(scores) if scores else None, reward_parts=parts,
+                group=str((first + i) // trainer.num_generations), stop_reason=ended, extra=extra,
+            ))
         return trajectories
 
     def _finish_reason(self, completion_ids: Sequence[int]) -> str:

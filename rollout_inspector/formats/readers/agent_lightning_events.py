@@ -60,14 +60,12 @@ def _add_call(session: Session, value: Mapping[str, Any], data: Mapping[str, Any
     session.tokenizer = session.tokenizer or model or shapes.text(data.get("model"), "data.model", 200)
     extra = {"line": {**shapes.rest(value, _EVENT), **shapes.rest(data, _DATA)}}
     if is_trimmed and not response:
-        session.append(
-            Step(
-                prompt_ids=shapes.optional_ids(data.get("prompt_token_ids"), "data.prompt_token_ids"),
-                completion_ids=shapes.optional_ids(data["response_token_ids"], "data.response_token_ids"),
-                policy_version=version,
-                extra={name: item for name, item in shapes.rest(value, _EVENT).items() if item is not None},
-            )
-        )
+        session.append(Step(
+            prompt_ids=shapes.optional_ids(data.get("prompt_token_ids"), "data.prompt_token_ids"),
+            completion_ids=shapes.optional_ids(data["response_token_ids"], "data.response_token_ids"),
+            policy_version=version,
+            extra={name: item for name, item in shapes.rest(value, _EVENT).items() if item is not None},
+        ))
         return
     for step in steps_of(request, response, extra, version):
         session.append(step)

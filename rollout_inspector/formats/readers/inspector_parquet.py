@@ -17,25 +17,21 @@ def write(trajectories: Iterable[Trajectory], file: IO[bytes]) -> int:
     import pyarrow
     import pyarrow.parquet
 
-    schema = pyarrow.schema(
-        [
-            ("external_id", pyarrow.string()), ("group", pyarrow.string()), ("tokenizer", pyarrow.string()),
-            ("reward", pyarrow.float64()), ("stop_reason", pyarrow.string()), ("n_steps", pyarrow.int32()),
-            ("n_sampled", pyarrow.int64()), ("record", pyarrow.large_string()),
-        ]
-    )
+    schema = pyarrow.schema([
+        ("external_id", pyarrow.string()), ("group", pyarrow.string()), ("tokenizer", pyarrow.string()),
+        ("reward", pyarrow.float64()), ("stop_reason", pyarrow.string()), ("n_steps", pyarrow.int32()),
+        ("n_sampled", pyarrow.int64()), ("record", pyarrow.large_string()),
+    ])
     n, records, size = 0, list[dict[str, Any]](), 0
     with pyarrow.parquet.ParquetWriter(file, schema, compression="zstd") as writer:
         for trajectory in trajectories:
             record = inspector_jsonl.encode(trajectory).decode()
-            records.append(
-                {
-                    "external_id": trajectory.external_id, "group": trajectory.group, "tokenizer": trajectory.tokenizer,
-                    "reward": trajectory.reward, "stop_reason": trajectory.stop_reason,
-                    "n_steps": len(trajectory.steps),
-                    "n_sampled": sum(len(step.completion_ids) for step in trajectory.steps), "record": record,
-                }
-            )
+            records.append({
+                "external_id": trajectory.external_id, "group": trajectory.group, "tokenizer": trajectory.tokenizer,
+                "reward": trajectory.reward, "stop_reason": trajectory.stop_reason,
+                "n_steps": len(trajectory.steps),
+                "n_sampled": sum(len(step.completion_ids) for step in trajectory.steps), "record": record,
+            })
             n, size = n + 1, size + len(record)
             if size >= GROUP_BYTES or len(records) >= GROUP_ROWS:
                 writer.write_table(pyarrow.Table.from_pylist(records, schema))

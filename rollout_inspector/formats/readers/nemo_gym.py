@@ -106,15 +106,13 @@ def output_steps(items: Sequence[Any]) -> tuple[tuple[Step, ...], list[Any]]:
         if before:
             extra["items_before"] = before
         extra |= {name: item[name] for name in TOLD if item.get(name) is not None} if item else {}
-        steps.append(
-            Step(
-                prompt_ids=NO_IDS if item is None else shapes.ids(item[IDS[0]], f"{where}.{IDS[0]}"),
-                completion_ids=NO_IDS if item is None else shapes.ids(item[IDS[1]], f"{where}.{IDS[1]}"),
-                logprobs=None if item is None else shapes.floats(item[IDS[2]], f"{where}.{IDS[2]}"),
-                reply=assistant_message(mine),
-                extra=extra,
-            )
-        )
+        steps.append(Step(
+            prompt_ids=NO_IDS if item is None else shapes.ids(item[IDS[0]], f"{where}.{IDS[0]}"),
+            completion_ids=NO_IDS if item is None else shapes.ids(item[IDS[1]], f"{where}.{IDS[1]}"),
+            logprobs=None if item is None else shapes.floats(item[IDS[2]], f"{where}.{IDS[2]}"),
+            reply=assistant_message(mine),
+            extra=extra,
+        ))
         before, mine = [], []
 
     for n, item in enumerate(items):

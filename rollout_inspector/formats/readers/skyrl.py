@@ -151,12 +151,10 @@ def _step_wise(lists: dict[str, Any], n: int, number: int, value: dict[str, Any]
                 replace(element.row((k,) if steps else ()), extra=element.extra | flags[k])
                 for k, element in enumerate(elements)
             )
-        trajectories.append(
-            Trajectory(
-                _name(ids[places[0]], len(trajectories), number), steps, rows, reward=elements[-1].reward,
-                stop_reason=elements[-1].stop_reason, group=_group(ids, places[0]), extra=further(places[-1]),
-            )
-        )
+        trajectories.append(Trajectory(
+            _name(ids[places[0]], len(trajectories), number), steps, rows, reward=elements[-1].reward,
+            stop_reason=elements[-1].stop_reason, group=_group(ids, places[0]), extra=further(places[-1]),
+        ))
     names = [element.external_id for element in trajectories]
     if len(set(names)) != len(names):
         raise BadLine("trajectory_ids gives one name to two trajectories.")

@@ -23,15 +23,13 @@ def _add_line(session: Session, value: dict[str, Any]) -> None:
     extra = shapes.rest(value, _KNOWN)
     if items:
         extra["items"] = items
-    session.append(
-        Step(
-            prompt_ids=shapes.ids(value.get("prompt_token_ids"), "prompt_token_ids"),
-            completion_ids=shapes.ids(value.get("generation_token_ids"), "generation_token_ids"),
-            logprobs=shapes.optional_floats(value.get("generation_log_probs"), "generation_log_probs"),
-            reply=assistant_message(items) if items else None,
-            extra=extra,
-        )
-    )
+    session.append(Step(
+        prompt_ids=shapes.ids(value.get("prompt_token_ids"), "prompt_token_ids"),
+        completion_ids=shapes.ids(value.get("generation_token_ids"), "generation_token_ids"),
+        logprobs=shapes.optional_floats(value.get("generation_log_probs"), "generation_log_probs"),
+        reply=assistant_message(items) if items else None,
+        extra=extra,
+    ))
 
 
 FORMAT = session_format(

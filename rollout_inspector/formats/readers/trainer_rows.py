@@ -95,12 +95,10 @@ def _trl(value: Any, number: int, seen: set[str]) -> list[Trajectory]:
             n += 1
             unique = f"{name}-row-{n}"
         seen.add(unique)
-        trajectories.append(
-            Trajectory(
-                unique, rows=(row,), reward=shapes.number(element("reward", i), f"reward[{i}]"),
-                extra=further(i),
-            )
-        )
+        trajectories.append(Trajectory(
+            unique, rows=(row,), reward=shapes.number(element("reward", i), f"reward[{i}]"),
+            extra=further(i),
+        ))
     return trajectories
 
 
@@ -268,13 +266,11 @@ def _atropos(value: Any, number: int) -> list[Trajectory]:
         if logprobs is not None and len(logprobs) == len(mask):
             # atropos writes 1.0 on tokens that were not sampled.
             logprobs = np.where(~mask & (logprobs == 1.0), np.float32(np.nan), logprobs)
-        trajectories.append(
-            Trajectory(
-                f"line-{number}-{i}", rows=(Row(ids=ids, loss_mask=mask, logprobs=logprobs, columns=columns),),
-                reward=shapes.number(lists["scores"][i], f"scores[{i}]") if "scores" in lists else None,
-                group=f"line-{number}", extra=further(i),
-            )
-        )
+        trajectories.append(Trajectory(
+            f"line-{number}-{i}", rows=(Row(ids=ids, loss_mask=mask, logprobs=logprobs, columns=columns),),
+            reward=shapes.number(lists["scores"][i], f"scores[{i}]") if "scores" in lists else None,
+            group=f"line-{number}", extra=further(i),
+        ))
     return trajectories
 
 

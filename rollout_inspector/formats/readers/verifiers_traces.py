@@ -49,16 +49,14 @@ def _episode(value: Any, number: int, added: Annotations | None = None) -> list[
         steps, rows = _steps_and_rows(trace, where, decoded, _policy(work))
         name = episode or shapes.text(trace.get("id"), f"{where}.id", 180) or f"line-{number}"
         calls = [call for call in trace.get("calls") or () if call.get("node") is None]  # they failed, and made no node
-        trajectories.append(
-            Trajectory(
-                f"{name}-{n}" if len(traces) > 1 else name, steps, rows, reward=reward, reward_parts=parts,
-                stop_reason=shapes.text(trace.get("stop_condition"), f"{where}.stop_condition", 60),
-                error=shapes.error_text(trace.get("errors") or trace.get("error") or value.get("errors")),
-                group=_group(trace, value), training_step=_training_step(trace, work),
-                extra=extra | shapes.rest(trace, ("nodes", "calls", "rewards", "reward", "stop_condition"))
-                | ({"calls": calls} if calls else {}),
-            )
-        )
+        trajectories.append(Trajectory(
+            f"{name}-{n}" if len(traces) > 1 else name, steps, rows, reward=reward, reward_parts=parts,
+            stop_reason=shapes.text(trace.get("stop_condition"), f"{where}.stop_condition", 60),
+            error=shapes.error_text(trace.get("errors") or trace.get("error") or value.get("errors")),
+            group=_group(trace, value), training_step=_training_step(trace, work),
+            extra=extra | shapes.rest(trace, ("nodes", "calls", "rewards", "reward", "stop_condition"))
+            | ({"calls": calls} if calls else {}),
+        ))
     return trajectories
 
 

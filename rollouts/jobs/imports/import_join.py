@@ -258,13 +258,11 @@ def _free_ids(run: Run, shards: list[Job], names: Names, alive: Alive) -> None:
         final_ids = {index: final.get(place, ("", ""))[0] for place, index, *_ in some}
         with transaction.atomic():
             alive()
-            rename_trajectories(
-                [
-                    (f"#{pk}:{name}"[:MAX_NAME], group, pk)
-                    for pk, index, name, group in names_at(run, final_ids)
-                    if name != final_ids[index]
-                ]
-            )
+            rename_trajectories([
+                (f"#{pk}:{name}"[:MAX_NAME], group, pk)
+                for pk, index, name, group in names_at(run, final_ids)
+                if name != final_ids[index]
+            ])
 
 
 Left = dict[int, tuple[dict[str, Any], int, Rejected]]

@@ -117,16 +117,14 @@ def _observe(
         if other["ids"] == delta.tolist()[:MAX_DELTA_TOKENS] and other["n"] == len(delta) and other["shared"] == shared:
             other["strategies"].append(slug)
             return prompt
-    turn.append(
-        {
-            "strategies": [slug],
-            "shared": shared,
-            "stream": len(stream),
-            "n": len(delta),
-            "ids": delta.tolist()[:MAX_DELTA_TOKENS],
-            "tokens": _tokens(tokenizer, delta[:MAX_DELTA_TOKENS]),
-        }
-    )
+    turn.append({
+        "strategies": [slug],
+        "shared": shared,
+        "stream": len(stream),
+        "n": len(delta),
+        "ids": delta.tolist()[:MAX_DELTA_TOKENS],
+        "tokens": _tokens(tokenizer, delta[:MAX_DELTA_TOKENS]),
+    })
     return prompt
 
 

@@ -30,15 +30,13 @@ GROUP_TOKENS = 1 << 16
 ARRAYS = {**STEP_ARRAYS, **ROW_ARRAYS}  # Every array column of the file. ``logprobs`` is one of a step and of a row.
 RARE = ("entropy", "kept_set", *ALTERNATIVES)
 """The array columns that a file has only where it holds something of them."""
-SCHEMA = pa.schema(
-    [
-        ("trajectory", pa.string()),
-        ("step", pa.int32()),
-        ("row", pa.int32()),
-        *((name, pa.list_(pa.from_numpy_dtype(field.dtype))) for name, field in ARRAYS.items()),
-        (COLUMNS, pa.map_(pa.string(), pa.list_(pa.float32()))),
-    ]
-)
+SCHEMA = pa.schema([
+    ("trajectory", pa.string()),
+    ("step", pa.int32()),
+    ("row", pa.int32()),
+    *((name, pa.list_(pa.from_numpy_dtype(field.dtype))) for name, field in ARRAYS.items()),
+    (COLUMNS, pa.map_(pa.string(), pa.list_(pa.float32()))),
+])
 """All columns, in their order."""
 _FLOATS = [f"{name}.list.element" for name, field in ARRAYS.items() if isinstance(field, FloatsField)]
 _WRITING: dict[str, Any] = {
@@ -79,13 +77,11 @@ def _table(items: Sequence[TokenItem]) -> pa.Table:
     data += [_lists([item.arrays.get(name) for item in items], field) for name, field in ARRAYS.items()]
     columns = [list((item.columns or {}).items()) for item in items]
     pairs = [pair for row_columns in columns for pair in row_columns]
-    data.append(
-        pa.MapArray.from_arrays(
-            _offsets([len(row_columns) for row_columns in columns]),
-            pa.array([name for name, _ in pairs], pa.string()),
-            _lists([values for _, values in pairs], FloatsField()),
-        )
-    )
+    data.append(pa.MapArray.from_arrays(
+        _offsets([len(row_columns) for row_columns in columns]),
+        pa.array([name for name, _ in pairs], pa.string()),
+        _lists([values for _, values in pairs], FloatsField()),
+    ))
     return pa.table(data, schema=SCHEMA)
 
 

@@ -139,19 +139,17 @@ class StepWriter:
         insert_whole(self._tokens)
         change_whole(models.StoredStep, ("row_index",), [(step.row_index, step.pk) for step in self._moved])
         insert_whole(self._rows)
-        insert_whole(
-            [
-                bare(
-                    models.RowTokens,
-                    row_id=stored.pk,
-                    ids=row.ids,
-                    loss_mask=row.loss_mask,
-                    logprobs=row.logprobs,
-                    origin=row.origin,
-                )
-                for stored, row in self._own
-            ]
-        )
+        insert_whole([
+            bare(
+                models.RowTokens,
+                row_id=stored.pk,
+                ids=row.ids,
+                loss_mask=row.loss_mask,
+                logprobs=row.logprobs,
+                origin=row.origin,
+            )
+            for stored, row in self._own
+        ])
         models.RowColumn.objects.bulk_create(
             models.RowColumn(row_id=stored.pk, name=name, values=values)
             for stored, row in self._own
