@@ -82,6 +82,10 @@ JobKind = Annotated[str, among(JOB_KINDS), listed(JOB_KINDS)]
 FileView = Annotated[str, among(FILE_VIEWS), listed(FILE_VIEWS)]
 
 
+Schema.model_config["defer_build"] = True
+"""The model of each operation is built when it is first called: all of them take a second of every start."""
+
+
 class Body(Schema):
     """A JSON object whose unknown keys are refused, so that a misspelt one is seen."""
 
