@@ -388,7 +388,7 @@ def _unexplained(case: CauseCase) -> None:
     if any(row.top_p is not None and row.top_p < 1 for row in case.tokens.rows) and case.tokens.kept_mass is None:
         case.undecided["top_p_renormalised"] = (
             "It would need the mass of the kept tokens: kept_logprob_mass, or the ids of the kept sets and a score by "
-            "an engine that sums them: manage.py rescore RUN --model NAME."
+            "an engine that sums them, as the transformers engine does."
         )
     also = "No other cause explains the rest: its" if case.causes else "No rule names a cause. The"
     case.name(
