@@ -36,10 +36,13 @@ def causes_of(tokens: GapTokens) -> tuple[list[Cause], dict[str, str]]:
     states = _states(CauseCase(tokens), PLACE_RULES)
     case, n_in_places = _states(states[-1], RUN_RULES)[-1], len(states[-1].causes)
     if any(cause.cause in OVER_ALL for cause in case.causes):
-        behind = _also_in_quiet_steps(states)
+        views = [behind := _also_in_quiet_steps(states)]
         for scope in behind.quiet():
-            behind.scope = scope
-            heavy_behind(behind)
+            views.append(behind.copied())
+            views[-1].scope = scope
+            heavy_behind(views[-1])
+        # More steps show ids of which few hold some tokens alone.
+        behind = max(views, key=lambda view: view.causes[-1].tokens if len(view.causes) > len(behind.causes) else 0)
         if len(behind.causes) > n_in_places:  # else the rules of the run name the same again
             behind = _states(behind, RUN_RULES)[-1]
             names, more = ({cause.cause for cause in view.causes} for view in (case, behind))

@@ -97,7 +97,8 @@ def _temperature(case: CauseCase) -> None:
         return  # it grows with training: no setting does that
     sizes = np.abs(slopes)
     is_rising = len(sizes) >= 2 * MANY_STEPS and sizes[-third:].mean() >= SLOPES_GROW * sizes[:third].mean()
-    if is_rising and _rank_correlation(sizes) >= ORDERED:
+    updates = _updates_of(tokens)
+    if is_rising and _rank_correlation(sizes) >= ORDERED or updates is not None and _trend(case, updates).grows():
         return
     if len(slopes) and np.average(np.sign(slopes) == math.copysign(1, slope), weights=spreads) < LINE_SIGN:
         return
@@ -315,8 +316,8 @@ def _in_a_part_of_the_rows(case: CauseCase) -> None:
         return
     at = least + int(np.argmax(times))
     share = 1 - (at + 1) / len(late)
-    chosen = np.zeros(len(units), np.bool_)
-    for step in np.unique(steps):
+    chosen = units > PART_TIMES * late[at]
+    for step in np.unique(steps[steps < steps[chosen].min()]):  # where it does not show yet
         here = np.flatnonzero((steps == step) & (doubts > 0))
         chosen[here[np.argsort(-units[here])][: max(round(share * len(here)), 1)]] = True
     part = CauseCase(tokens)
