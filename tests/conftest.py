@@ -132,8 +132,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             ):
                 item.add_marker(pytest.mark.skip(reason="only where DATABASE_URL names a PostgreSQL"))
         return
-    kept = [item for item in items if PARTS[part](item)]
-    config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+    is_kept = PARTS[part]
+    kept, others = [], []
+    for item in items:
+        (kept if is_kept(item) else others).append(item)
+    config.hook.pytest_deselected(items=others)
     items[:] = kept
 
 
