@@ -405,19 +405,23 @@ def heavy_behind(case: CauseCase) -> None:
     n_off, n = np.abs(np.bincount(ids, weights=is_off * np.sign(off))), np.bincount(ids)
     heavy_ids = np.flatnonzero((n >= HEAVY_ID_TOKENS) & (n_off >= HEAVY_ID_FAR * n))
     of_ids = n_off[heavy_ids].sum()
-    if 0 < len(heavy_ids) <= 3 and of_ids >= HEAVY_ID_FAR * is_far.sum():
-        is_far = is_off & np.isin(ids, heavy_ids)
+    are_ids = 0 < len(heavy_ids) <= 3 and of_ids >= HEAVY_ID_FAR * is_far.sum()
+    if are_ids:
+        is_far |= is_off & np.isin(ids, heavy_ids)
     places, share = np.flatnonzero(looked)[order[is_far]], size[is_far].sum() / size.sum(dtype=np.float64)
     if len(places) < 3 or share < HEAVY_BEHIND:
         return
-    if len(heavy_ids) and len(places) == np.isin(ids[is_far], heavy_ids).sum():
-        where, what = case.left & np.isin(tokens.ids, heavy_ids), f"of ids {', '.join(map(str, heavy_ids.tolist()))}"
+    where = np.zeros(len(tokens), np.bool_)
+    where[places] = True
+    if are_ids:
+        where |= case.left & np.isin(tokens.ids, heavy_ids)
+        names = ", ".join(map(str, heavy_ids.tolist()))
+        what = f"nearly all of {'id' if len(heavy_ids) == 1 else 'ids'} {names}"
     elif (
         is_near.sum() <= is_far.sum() / 2 and is_far.mean() <= HEAVY_PLACES_TOKENS
         and np.bincount(tokens.row[places]).max() <= 3
     ):
-        where, what = np.zeros(len(tokens), np.bool_), "alone in their rows"
-        where[places] = True
+        what = "alone in their rows"
     else:
         return
     case.name(

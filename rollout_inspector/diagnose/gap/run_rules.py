@@ -97,8 +97,9 @@ def _temperature(case: CauseCase) -> None:
         return  # it grows with training: no setting does that
     sizes = np.abs(slopes)
     is_rising = len(sizes) >= 2 * MANY_STEPS and sizes[-third:].mean() >= SLOPES_GROW * sizes[:third].mean()
-    updates = _updates_of(tokens)
-    if is_rising and _rank_correlation(sizes) >= ORDERED or updates is not None and _trend(case, updates).grows():
+    if is_rising and _rank_correlation(sizes) >= ORDERED:
+        return
+    if (updates := _updates_of(tokens)) is not None and _trend(case, updates).grows():
         return
     if len(slopes) and np.average(np.sign(slopes) == math.copysign(1, slope), weights=spreads) < LINE_SIGN:
         return
