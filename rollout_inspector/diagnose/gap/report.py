@@ -84,7 +84,7 @@ def _also_in_quiet_steps(states: list[CauseCase]) -> CauseCase:
     return states[-1].copied()
 
 
-VERSION = 7  # Raise it when a report says other things than before: stored ones are then stale.
+VERSION = 8  # Raise it when a report says other things than before: stored ones are then stale.
 MAX_WORST = 50  # Tokens that a report lists, those of the greatest absolute d.
 SCANNED = 1024  # Tokens of a stretch, of which the greatest absolute d alone is looked at first.
 LONG = 8  # Tokens that stretches of one part have on the mean at least, where they are added up first.
