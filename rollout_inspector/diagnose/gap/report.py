@@ -41,7 +41,7 @@ def causes_of(tokens: GapTokens) -> tuple[list[Cause], dict[str, str]]:
             views.append(behind.copied())
             views[-1].scope = scope
             heavy_behind(views[-1])
-        # More steps show ids of which few hold some tokens alone.
+        # The fewest steps may hold too few tokens of a heavy id to tell it.
         behind = max(views, key=lambda view: view.causes[-1].tokens if len(view.causes) > len(behind.causes) else 0)
         if len(behind.causes) > n_in_places:  # else the rules of the run name the same again
             behind = _states(behind, RUN_RULES)[-1]

@@ -317,8 +317,9 @@ def _in_a_part_of_the_rows(case: CauseCase) -> None:
         return
     at = least + int(np.argmax(times))
     share = 1 - (at + 1) / len(late)
-    chosen = units > PART_TIMES * late[at]
-    for step in np.unique(steps[steps < steps[chosen].min()]):  # where it does not show yet
+    chosen = units > min(PART_TIMES * late[at], (late[at] + late[at + 1]) / 2)
+    # Before it shows, nothing tells these rows from others: as many as later stand for them.
+    for step in np.unique(steps[steps < steps[chosen].min()]):
         here = np.flatnonzero((steps == step) & (doubts > 0))
         chosen[here[np.argsort(-units[here])][: max(round(share * len(here)), 1)]] = True
     part = CauseCase(tokens)
